@@ -32,7 +32,7 @@ def test_lines_of_loops_that_take_long(monkeypatch: pytest.MonkeyPatch, caplog: 
         for _, done, total in calls:
             lines("variants timed", done, total)
     assert caplog.messages == [
-        "run: variants timed: 2 of 10, about 32 s left",
+        "run: variants timed: 1 of 10, about 36 s left",
         "run: variants timed: 5 of 10, about 20 s left",
     ]
 

@@ -55,6 +55,8 @@ Locks, logs, TensorBoard events, caches, spare checkpoints, plots, reports and m
   Restore a copy, or delete the run's folder and rerun the command.
 - Weights that are not finite, or a loss that is not a number in an evaluation: the command fails.
 - metrics.jsonl of an unfinished run: a warning. The run resumes and writes the file again.
+- Facts in data.json of a folder without checksums that are missing or of another type: the command fails and names the
+  field.
 - Metrics that differ from those of the predictions, also in folders without checksums: the report fails and prints both.
 - results.json of a study: reading it fails. `attngraft compare --report-only` writes it again.
 - cost.json of a study: costs are measured again.

@@ -62,9 +62,9 @@ def format_duration(seconds: float) -> str:
 
 
 class CountLines:
-    """Log the counts of a loop once it has taken 5 seconds, then every `every` seconds, with the time left."""
+    """Log the counts of a loop once it has taken 2 seconds, then every `every` seconds, with the time left."""
 
-    AFTER = 5.0
+    AFTER = 2.0
 
     def __init__(self, *, every: float = 15.0, label: str = "") -> None:
         self._every, self._label = every, f"{label}: " if label else ""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 class AttngraftError(Exception):
@@ -28,6 +29,28 @@ class UsageError(AttngraftError):
     """An invalid command or argument."""
 
     exit_code = 2
+
+
+class ArgumentError(UsageError, TypeError):
+    """An argument of a wrong type; the message names the argument."""
+
+
+def check_types(**arguments: tuple[Any, ...]) -> None:
+    """Check the types of a function's arguments.
+
+        check_types(model=(model, nn.Module), path=(path, str, os.PathLike))
+
+    Args:
+        arguments: for each name, the value and the types that it may have; None is a type of its own.
+
+    Raises:
+        ArgumentError: a value has another type; the message names the argument, the types and the value's type.
+    """
+    for name, (value, *kinds) in arguments.items():
+        if not any(value is None if kind is None else isinstance(value, kind) for kind in kinds):
+            given = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+            taken = " or ".join("None" if kind is None else kind.__name__ for kind in kinds)
+            raise ArgumentError(f"argument {name!r} must be {taken}, not {given}")
 
 
 class GraftSpecError(UsageError, ValueError):

@@ -26,6 +26,10 @@ class FieldError(ValueError):
         super().__init__(f"{field} {message}")
 
 
+class OpenSection:
+    """Base of dataclasses of JSON values: `read` ignores other keys, and converts no text to a number or a list."""
+
+
 def require(config: object, field: str, holds: bool, rule: str) -> None:
     """Check a field of a dataclass in its `__post_init__`; `rule` follows the field's name in the message.
 
@@ -53,6 +57,9 @@ def read(cls: type[T], values: Any, *, where: str) -> T:
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where}: expected a section of fields, found {_show(values)}")
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
+    is_open = issubclass(cls, OpenSection)
+    if is_open:
+        values = {name: values[name] for name in fields if name in values}
     for key in values:
         if key not in fields:
             allowed = ", ".join(fields) or "no field"
@@ -64,6 +71,10 @@ def read(cls: type[T], values: Any, *, where: str) -> T:
             raise ConfigError(f"{where}.{name}: missing; set a value")
     hints = type_hints(cls)  # type: ignore[arg-type]
     given = {name: convert(value, hints[name], f"{where}.{name}") for name, value in values.items()}
+    if is_open:
+        for name, value in given.items():
+            if value != values[name] and not isinstance(value, OpenSection):
+                raise ConfigError(f"{where}.{name}: contains text instead of a number or a list: {_show(values[name])}")
     try:
         return cls(**given)
     except FieldError as error:

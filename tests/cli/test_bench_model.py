@@ -104,3 +104,11 @@ def test_what_cannot_be_timed(arguments: list[str], message: str, capsys: pytest
 def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bench", "model", "--help"]) == 0
     assert "attngraft bench model runs/flowers" in capsys.readouterr().out
+
+
+def test_point_models_get_clouds(capsys: pytest.CaptureFixture[str]) -> None:
+    (clouds,) = measured("attngraft:pointnet", capsys=capsys)
+    assert (clouds["inputs"], clouds["macs"], clouds["parameters"]) == ([[2, 1024, 3]], 448_025_856, 3_480_049)
+    small = ["--host-arg", "depth=2", "--host-arg", "embed_dim=12", "--host-arg", "num_heads=1"]
+    (parts,) = measured("attngraft:bixt_parts_naive", *small, capsys=capsys)
+    assert parts["inputs"] == [[2, 2048, 6], [2]]

@@ -14,6 +14,7 @@ import pytest
 import typer
 
 from attngraft.cli import app
+from attngraft.papers.schema import list_papers, load_paper
 from attngraft.training.recipe import RECIPES
 from tests.docs.pages import ROOT, blocks, written_pages
 
@@ -48,6 +49,12 @@ def commands() -> Iterator[Command]:
         text = re.sub(r"\\\n# *", "", path.read_text(encoding="utf-8"))  # a line that goes on is one
         for line in re.findall(r"(?m)^# *\$? *(attngraft .*)$", text):
             yield from of_line(line.partition("`")[0].removesuffix("..."), path.name)
+    for paper in map(load_paper, list_papers()):
+        for quoted in re.findall(
+            r"`(attngraft [^`]*)`", " ".join(note for table in paper.tables for note in table.notes)
+        ):
+            for command in of_line(quoted, f"{paper.id}.yaml"):
+                yield dataclasses.replace(command, mention=True)
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
             if cell["cell_type"] == "code":

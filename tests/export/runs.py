@@ -63,6 +63,7 @@ def make_run(
         "where": task["data"]["source"],
         "classes": list(classes),
         "sizes": {"train": 40, "val": 10},
+        "counts": {"train": dict.fromkeys(classes, 8), "val": dict.fromkeys(classes, 2)},
         "input": {"size": [3, size, size], "eval_crop_pct": 0.9},
     }
     run.write_recipe(described)

@@ -47,6 +47,7 @@ STUDY = b"out: out\ngrafts: [cb]\n"
 #: contents that were read wrongly, or raised another error or one without the file
 FINDINGS: list[tuple[str, Files]] = [
     ("predictions", {"predictions.npz": zipped({"name": npy(np.array(["a"])), "binary": npy(np.zeros((0, 2)))})}),
+    ("csv", {"x.csv": b"path,label\n" + b"x" * 300 + b",a\ny.png,b\n"}),
     ("npz", {"x.npz": hiding(NAMED, b"y.npy")}),
     ("npz", {"x.npz": b"classe_.npy".join(NAMED.rsplit(b"classes.npy", 1))}),
     ("npz", {"x.npz": zipped({**PIXELS, "y": b""})}),

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import attngraft
-from attngraft.errors import UsageError
+from attngraft.errors import HostError, UsageError
 from tests.contract.tester import assert_same_host, snapshot
 from tests.grafting import toys  # noqa: F401 - registers the toy grafts
 
@@ -55,9 +55,9 @@ def test_a_repeated_graft_is_told(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ("vit_tiny", r"got the name 'vit_tiny'; .*attngraft\.create_model\('vit_tiny'\)"),
-        (nn.Linear, "got the class Linear; pass an instance"),
-        ({"weights": 1}, "an object of type dict"),
+        ("vit_tiny", r"not the name 'vit_tiny'; .*attngraft\.create_model\('vit_tiny'\)"),
+        (nn.Linear, "not the class Linear; pass an instance"),
+        ({"weights": 1}, r"must be a model \(torch\.nn\.Module\), not dict"),
     ],
 )
 def test_what_is_no_model_is_refused(model: Any, words: str) -> None:
@@ -92,6 +92,53 @@ def test_no_graft_is_a_graft() -> None:
     report = attngraft.graft(model, "none")
     assert (report.parameters, report.macs, report.names) == (0, 0, ())
     assert_same_host(model, before)
+
+
+@pytest.mark.parametrize("change", ["deleted", "replaced"])
+@pytest.mark.parametrize("spec", ["cb_s", "horizontal", "uniform_heads", "vertical + cb_s"])
+def test_what_was_not_deleted_or_replaced_is_restored(change: str, spec: str, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("attn", "mlp"):
+        model = tiny_vit()
+        plain = {path: (type(module), module.training) for path, module in model.named_modules()}
+        flags = {path: parameter.requires_grad for path, parameter in model.named_parameters()}
+        attngraft.graft(model, spec)
+        delattr(model.blocks[1], name)
+        if change == "replaced":
+            setattr(model.blocks[1], name, nn.Identity())
+        caplog.clear()
+        removed = attngraft.ungraft(model)
+        assert removed
+        assert not any(path.startswith(f"blocks.1.{name}") for path in removed)
+        gone = f"blocks.1.{name}"
+        for path, module in model.named_modules():
+            assert path == gone or (type(module), module.training) == plain[path]
+        for path, parameter in model.named_parameters():
+            assert parameter.requires_grad == flags[path]
+        assert all(text.startswith("blocks.1: a part of this module was deleted") for text in caplog.messages)
+
+
+def test_a_module_without_a_part_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    model = tiny_vit()
+    attngraft.graft(model, "cb_s")
+    del model.blocks[1].mlp
+    assert len(attngraft.ungraft(model)) == 2
+    assert "blocks.1: a part of this module was deleted or replaced" in caplog.text
+
+
+def test_parameters_that_were_replaced_are_not_needed() -> None:
+    model = tiny_vit()
+    attngraft.graft(model, "uniform_heads")
+    model.blocks[1].attn.qkv = nn.Identity()
+    assert len(attngraft.ungraft(model)) == 3
+
+
+def test_without_its_grafts_a_module_cannot_be_restored() -> None:
+    model = tiny_vit()
+    attngraft.graft(model, "horizontal")
+    del model.blocks[1].attn.grafts
+    with pytest.raises(HostError, match=r"^blocks\.1\.attn: its `grafts` were deleted or replaced"):
+        attngraft.ungraft(model)
+    assert len(model.blocks[0].attn.grafts) == 1
 
 
 def test_ungraft_by_an_unknown_name_lists_the_known_ones() -> None:

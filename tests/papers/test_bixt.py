@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 
 import attngraft
 from attngraft.dispatch import ENVIRONMENT
+from attngraft.papers.compute import compute_table
 from attngraft.papers.counters import FvcoreCounts, count_as_fvcore, count_bixt
 from attngraft.papers.schema import load_paper
 from attngraft.tensors import meta_device
@@ -217,8 +219,40 @@ def test_the_papers_units():
     assert count_bixt(model, (image,)) == {
         "params": 15.121192,
         "macs": counts.flops / 1e9,
+        "multiply_adds": counts.macs / 1e9,
         "activations": counts.activations / 1e6,
     }
+
+
+def test_point_models_are_counted_where_the_paper_prints_nothing():
+    paper = load_paper("bixt")
+    found = {}
+    for name in ("1b", "4"):
+        table = paper.table(name)
+        naive = tuple(row for row in table.rows if row.variant.startswith(("BiXT, naive", "Perceiver")))
+        result = compute_table(paper, replace(table, rows=naive))
+        found |= {(name, row.label): row.cells for row in result.rows}
+        assert result.summary.startswith("0 cells agree, 0 differ, 0 not computed")
+    ours = {row: (cells["params"].ours, cells["macs"].ours) for row, cells in found.items() if "params" in cells}
+    assert ours == {
+        ("1b", "BiXT, naive"): (14.794408, 5.770059264),
+        ("4", "BiXT, naive"): (14.369906, 11.485052928),
+        ("4", "BiXT, naive, bi-directional last layer"): (15.185138, 11.636834304),
+    }
+    assert {found[row]["params"].verdict for row in ours} == {"not printed"}
+
+
+def test_the_illegible_numbers_follow_from_the_means():
+    paper = load_paper("bixt")
+    rows = {row.variant: row for row in paper.table("categories").rows}
+    assert len(rows) == 16
+    for model, variant, expected in (("naive", "BiXT, naive", 80.7), ("encdec", "BiXT, encoder-decoder", 82.7)):
+        (mean,) = (row.printed["classes"] for row in paper.table("4").rows if row.variant == variant)
+        legible = [float(row.printed[model]) for row in rows.values() if model in row.printed]
+        assert len(legible) == 15
+        assert 16 * float(mean) - sum(legible) == pytest.approx(expected)
+        assert 16 * 0.05 + 15 * 0.05 < 1.6
+        assert f"{expected}" in str(rows["skateboard"].note)
 
 
 def test_table_1_has_seven_rows_of_table_a1():

@@ -51,6 +51,8 @@ EXPECTED = {
 HEAVY = {
     ("bisa", "text"),
     ("bixt", "table1"),
+    ("bixt", "table1b"),
+    ("bixt", "table4"),
     ("cb", "table1"),
     ("cb", "table4"),
     ("cb", "table5"),
@@ -296,6 +298,34 @@ def check_plain_data(result: TableResult) -> None:
     assert content["rows"][1]["cells"]["params"]["printed"] == "26.4"
 
 
+def check_point_models(result: TableResult) -> None:
+    """Sizes that the paper does not print: those of our models, to the kilo."""
+    found = {
+        row.label: (row.cells["params"].ours, row.cells["macs"].ours) for row in result.rows if "params" in row.cells
+    }
+    assert {label: tuple(round(each or 0, 3) for each in numbers) for label, numbers in found.items()} == POINT_MODELS[
+        result.table.id
+    ]
+
+
+POINT_MODELS = {
+    "table1b": {
+        "PointNet": (3.480, 0.448),
+        "BiXT, naive": (14.794, 5.770),
+        "PointNet++": (1.476, 0.838),
+        "PointMLP": (13.239, 12.835),
+        "BiXT, grouping": (16.841, 27.362),
+        "BiXT, grouping and hierarchy": (5.455, 2.518),
+    },
+    "table4": {
+        "PointMLP": (16.756, 5.225),
+        "BiXT, naive": (14.370, 11.485),
+        "BiXT, naive, bi-directional last layer": (15.185, 11.637),
+        "BiXT, encoder-decoder": (8.535, 3.054),
+    },
+}
+
+
 def check_dense_flops(result: TableResult) -> None:
     for row in result.rows:
         cell = row.cells["gflops"]
@@ -305,6 +335,8 @@ def check_dense_flops(result: TableResult) -> None:
 #: what else holds for a table
 STATED: dict[tuple[str, str], Callable[[TableResult], None]] = {
     ("bisa", "table4"): check_levits_sizes,
+    ("bixt", "table1b"): check_point_models,
+    ("bixt", "table4"): check_point_models,
     ("elsa", "table6"): check_timms_coatnet,
     ("elsa", "table8"): check_dense_flops,
     ("hv", "table3"): check_plain_data,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,19 @@ def test_a_studys_folder_fills_its_table(tmp_path: Path):
     assert rows["Swin-T"].ours == pytest.approx(87)
     assert (rows["Swin-T + Ver."].ours, rows["Swin-T + Ver."].runs) == (pytest.approx(89.5), 2)
     assert rows["Swin-T + Hor. + Ver."].verdict == "printed"
+
+
+def test_runs_of_our_models_are_found_by_their_name_without_scheme(tmp_path: Path):
+    a_run(
+        tmp_path / "run", graft=None, top1=[0.9], host={"name": "attngraft:bixt_points_naive", "args": {"in_chans": 3}}
+    )
+    paper = load_paper("bixt")
+    table = paper.table("1b")
+    rows = tuple(
+        replace(row, printed={"oa": row.printed["oa"]}) for row in table.rows if row.variant.startswith("BiXT")
+    )
+    result = compute_table(paper, replace(table, rows=rows), runs=find_runs(tmp_path))
+    assert [row.cells["oa"].ours for row in result.rows] == [pytest.approx(90), None, None]
 
 
 def test_a_single_runs_folder(tmp_path: Path):

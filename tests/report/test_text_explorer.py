@@ -16,6 +16,7 @@ from attngraft.cli import main
 from attngraft.errors import RecordError, UsageError
 from attngraft.recording.record import record
 from attngraft.report.text_explorer import explore_text
+from attngraft.targets.clouds import open_cloud_handle
 from attngraft.targets.texts import TextHandle, open_text_handle
 from attngraft.tasks.codec import TextInput
 from attngraft.training.loop import train
@@ -116,6 +117,8 @@ def test_a_classifier_of_texts(run: Path, tmp_path: Path, capsys: pytest.Capture
     assert found["source"][0] == "[CLS]"
     assert not found["target"]
     assert "bert" in found["description"]
+    with pytest.raises(UsageError, match="takes text, not point clouds; use --text TEXT"):
+        open_cloud_handle(str(run))
     with pytest.raises(UsageError, match="has no decoder; remove it"):
         open_text_handle(str(run)).encode("The film", "Der Film")
 

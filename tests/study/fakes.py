@@ -60,7 +60,15 @@ class FakeTrainer:
         run.checkpoints.mkdir(parents=True, exist_ok=True)
         rows = list(read_run(folder).epochs) if run.recipe.is_file() else []
         run.write_recipe(recipe)
-        run.write_data(model_args={"num_classes": 10}, facts={"source": "digits", "classes": 10})
+        digits = {str(digit): 1000 for digit in range(10)}
+        facts = {
+            "source": "digits",
+            "classes": list(digits),
+            "sizes": {"train": 10_000, "val": 10_000},
+            "counts": {"train": digits, "val": digits},
+            "input": {"eval_crop_pct": 1.0},
+        }
+        run.write_data(model_args={"num_classes": 10}, facts=facts)
         run.environment.write_text(json.dumps({"device_name": "fake", "threads": 1, "packages": {}}))
         epochs = recipe.schedule.epochs
         if (spec, recipe.seed) in self.fails:

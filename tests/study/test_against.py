@@ -25,7 +25,7 @@ from attngraft.study.throughput import measure_throughput
 from attngraft.study.variants import entry_against, read_variants
 from attngraft.training.profiler import BenchmarkBatch
 from attngraft.training.recipe import recipe_to_dict
-from attngraft.training.run_folder import RunFolder
+from attngraft.training.run_folder import RunFolder, read_run
 from attngraft.yaml_config import dump_yaml
 
 from ..report.studies import table_text
@@ -323,8 +323,8 @@ def test_inputs_that_differ_are_noted(tmp_path: Path) -> None:
     class Told(FakeTrainer):
         def during(self, spec: str, seed: int, epoch: int, folder: Path) -> None:
             mean = 0.4 if folder.parent.name.startswith("deit_tiny") else 0.5
-            run = RunFolder(folder)
-            run.write_data(model_args={}, facts={"input": {"size": [3, 16, 16], "mean": [mean], "eval_crop_pct": 1.0}})
+            facts = read_run(folder).facts | {"input": {"size": [3, 16, 16], "mean": [mean], "eval_crop_pct": 1.0}}
+            RunFolder(folder).write_data(model_args={}, facts=facts)
 
     result = compare(study(tmp_path, grafts=GRAFTS), tools=tools(Told()))
     assert any("differently from the baseline's for deit_tiny_patch16_224 (mean)." in note for note in result.notes)

@@ -18,8 +18,8 @@ from attngraft.report.tables import study_table
 from attngraft.results.measured import MeanScore, SpearmanCorrelation, macro_f1
 from attngraft.results.storage import save_result
 from attngraft.results.study import StudyResult
-from attngraft.study import collect as collecting
 from attngraft.study import compare, load_result, verdict
+from attngraft.study import predictions as predicting
 from attngraft.study.collect import collect
 from attngraft.study.predictions import RunStatistics
 from attngraft.tasks.task import Task
@@ -127,7 +127,7 @@ def test_examples_are_paired_by_name(tmp_path: Path) -> None:
 def test_all_metrics_are_compared_each_in_its_direction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those that are no means; one is undefined, and another takes too long for all resamples."""
     conducted(tmp_path, FakeTrainer({"cb_s": 0.2, "horizontal": 0.1}), seeds=3)
-    read = collecting.read_statistics
+    read = predicting.read_statistics
 
     def with_more(run: RunRecord, task: Task) -> RunStatistics:
         found = read(run, task)
@@ -140,7 +140,7 @@ def test_all_metrics_are_compared_each_in_its_direction(tmp_path: Path, monkeypa
         comparable = {"other": run.recipe.graft or "none"}
         return dataclasses.replace(found, statistics={**found.statistics, **more}, comparable=comparable)
 
-    monkeypatch.setattr(collecting, "read_statistics", with_more)
+    monkeypatch.setattr(predicting, "read_statistics", with_more)
     monkeypatch.setattr(verdict, "affordable_resamples", lambda *_: 300)
     result = collect(study(tmp_path, seeds=3))
     gain = result.variants[1]
@@ -165,13 +165,13 @@ def test_all_metrics_are_compared_each_in_its_direction(tmp_path: Path, monkeypa
 def test_a_primary_metric_in_other_units_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `--metric perplexity` of hosts with other tokenizers: one sentence, in the report and on the terminal."""
     conducted(tmp_path, FakeTrainer({"cb_s": 0.2}), seeds=2)
-    read = collecting.read_statistics
+    read = predicting.read_statistics
 
     def by_tokenizer(run: RunRecord, task: Task) -> RunStatistics:
         units = {"top1": "per token of BERT's" if run.recipe.graft == "cb_s" else "per token of GPT-2's"}
         return dataclasses.replace(read(run, task), comparable=units)
 
-    monkeypatch.setattr(collecting, "read_statistics", by_tokenizer)
+    monkeypatch.setattr(predicting, "read_statistics", by_tokenizer)
     result = collect(study(tmp_path, seeds=2))
     _, other, same = result.variants
     reason = (
@@ -194,7 +194,7 @@ def test_what_the_bootstrap_holds_fixed_stands_beside_the_intervals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     conducted(tmp_path, FakeTrainer({"cb_s": 0.2}), seeds=2)
-    read = collecting.read_statistics
+    read = predicting.read_statistics
 
     def weighted(run: RunRecord, task: Task) -> RunStatistics:
         found = read(run, task)
@@ -205,7 +205,7 @@ def test_what_the_bootstrap_holds_fixed_stands_beside_the_intervals(
             found, statistics={"top1": score, "balanced_accuracy": fixed.take(np.arange(EXAMPLES))}
         )
 
-    monkeypatch.setattr(collecting, "read_statistics", weighted)
+    monkeypatch.setattr(predicting, "read_statistics", weighted)
     result = collect(study(tmp_path, seeds=2))
     difference = result.variants[1].other_differences["balanced_accuracy"]
     assert difference.held_fixed == "the weight of each class"

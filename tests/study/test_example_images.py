@@ -80,8 +80,9 @@ def finished(tmp_path: Path) -> tuple[StudyConfig, StudyResult]:
     for variant in result.variants:
         for run in variant.runs:
             folder = RunFolder(config.out / run.folder)
-            facts = json.loads(folder.data.read_text())
-            folder.data.write_text(json.dumps(facts | {"facts": facts["facts"] | {"classes": CLASSES}}))
+            data = json.loads(folder.data.read_text())
+            data["facts"] |= {"classes": CLASSES, "counts": {"train": dict.fromkeys(CLASSES, 6)}}
+            folder.data.write_text(json.dumps(data | {"model_args": {"num_classes": len(CLASSES)}}))
             found = answers([1, 1, 0, 1, 1, 1] if variant.is_baseline else [0, 0, 0, 1, 1, 0])
             arrays = {
                 "target": found.target,

@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from attngraft.tasks.fitting import fitting_task
 from attngraft.tasks.images.sources.table import read_table
 from tests.tasks.images.datasets import load, make_folder
+from tests.tasks.points.shapes import write_shapes
 
 
 def table(path: Path, header: str, rows: list[str]) -> Path:
@@ -98,3 +100,79 @@ def test_a_table_is_read_once_by_the_two_readers(tmp_path: Path) -> None:
     fitting_task({"source": str(path)})
     path.write_text("path,label\na.png,x\nb.png,yy\n")
     assert read_table(path).columns["label"] == ["x", "yy"], "the file has changed"
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "task"),
+    [
+        ((4, 64, 3), "f2", "points"),
+        ((4, 64, 6), "f4", "points"),
+        ((4, 64, 3), "u1", "classification"),  # pixels
+        ((4, 28, 28), "f4", "classification"),
+        ((4, 6, 6), "f4", "classification"),  # small images without channels
+        ((4, 8, 3), "f8", "points"),
+        ((4, 32, 32, 3), "f4", "classification"),
+        ((4, 64, 4), "f4", "classification"),
+    ],
+)
+def test_arrays_are_clouds_or_images_by_their_shape(
+    tmp_path: Path, shape: tuple[int, ...], kind: str, task: str
+) -> None:
+    path = tmp_path / "arrays" / "x.npz"
+    path.parent.mkdir()
+    np.savez(path, x_train=np.zeros(shape, dtype=kind), y_train=np.zeros(len(shape), dtype=np.int64))
+    assert fitting_task({"source": str(path)})[0] == task
+    assert fitting_task({"source": str(path.parent)})[0] == task, "the only archive of a folder"
+
+
+def test_arrays_with_parts(tmp_path: Path) -> None:
+    path = write_shapes(tmp_path / "shapes.npz", train=2)
+    assert fitting_task({"source": str(path)}) == ("point_parts", f"point clouds with parts in {path}")
+    path.write_bytes(path.read_bytes()[:200])
+    assert fitting_task({"source": str(path)})[0] == "classification", "damage is reported when the data are opened"
+
+
+XYZ = "0.5 1 -2\n1 2 3\n"
+MESH = "OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n3 0 1 2\n"
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("files", "task"),
+    [
+        ({"train/a/1.off": MESH, "train/b/2.off": MESH, "test/a/3.off": MESH}, "points"),
+        ({"a/train/1.off": MESH, "b/train/2.off": MESH, "a/test/3.off": MESH}, "points"),  # ModelNet
+        ({"a/1.off": "damaged", "b/2.off": MESH}, "points"),
+        ({"1.off": MESH, "2.off": MESH}, "points"),  # no classes, which the task reports
+        ({"a/1.txt": XYZ, "b/2.txt": XYZ}, "points"),
+        ({"a/1.xyz": XYZ, "b/2.xyz": XYZ}, "points"),
+        ({"a/1.txt": "1 2 3 0\n4 5 6 1\n", "b/2.txt": XYZ}, "point_parts"),
+        ({"a/1.txt": "A good film.\n", "b/2.txt": "A bad one.\n"}, "classification"),
+        ({"1.txt": XYZ, "2.txt": XYZ}, "classification"),
+        ({"a/1.txt": XYZ, "a/1.png": "", "b/2.png": ""}, "classification"),  # boxes beside images
+        ({"modelnet40_shape_names.txt": "a\n", "a/a_1.txt": XYZ}, "points"),
+        ({"synsetoffset2category.txt": "Mug\t03797390\n", "03797390/1.txt": XYZ}, "point_parts"),
+    ],
+)
+def test_folders_of_point_clouds(tmp_path: Path, files: dict[str, str], task: str) -> None:
+    assert fitting_task({"source": str(write(tmp_path, files))})[0] == task
+
+
+@pytest.mark.parametrize(
+    ("names", "task"),
+    [(["data", "label"], "points"), (["data", "label", "pid"], "point_parts"), (["images"], "classification")],
+)
+def test_hdf5(tmp_path: Path, names: list[str], task: str) -> None:
+    h5py = pytest.importorskip("h5py")
+    path = tmp_path / "ply_data_train0.h5"
+    with h5py.File(path, "w") as file:
+        for name in names:
+            file[name] = np.zeros((2, 8, 3) if name == "data" else (2, 8))
+    for source in (path, tmp_path):
+        assert fitting_task({"source": str(source)})[0] == task

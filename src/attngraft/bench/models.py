@@ -22,6 +22,9 @@ from attngraft.suggest import one_line
 from attngraft.targets.judged import HostOptions, create_target, kind_of
 from attngraft.targets.run import open_run
 from attngraft.tasks.codec import Codec, Program, Serving
+from attngraft.tasks.points.codec import PointsCodec
+from attngraft.tasks.points.part_codec import PartsCodec
+from attngraft.tasks.points.split import Sampling
 from attngraft.tasks.seeding import seeded
 from attngraft.timing import count_macs, count_parameters, duration, several
 from attngraft.timing.memory import peak_bytes
@@ -63,7 +66,7 @@ def open_programs(
     Unlike `targets.judged.open_target` it accepts hosts with random weights, since weights do not affect the cost.
 
     Raises:
-        UsageError: there is no such model, or the input of the host is neither images nor texts.
+        UsageError: there is no such model, or the input of the host is neither images, texts nor points.
         TrainingError, ExportError, HostError: the model cannot be opened.
     """
     kind, path = kind_of(where, host), Path(where)
@@ -78,12 +81,22 @@ def open_programs(
         with trusting(config.name):
             shown = host_input(config.name, config.args)
     takes = shown.get("kind", "images")
+    if takes == "points":
+        return model, _point_codec(model, shown["labels"])
     if takes not in ("images", "text"):
         raise UsageError(
             f"{where}: inputs of kind {takes} can only be created by a task; pass a run or an exported folder"
         )
     shown = {"size": shown["input_size"]} if takes == "images" else shown
     return model, Serving(kind=takes, input=shown, activation="none", classes=())
+
+
+def _point_codec(model: nn.Module, labels: str) -> Codec:
+    """Return the codec of a point model, for as many points as in the papers' experiments."""
+    sizes: dict[str, Any] = {"sample": "first", "normals": getattr(model, "in_chans", 3) == 6, "normalize": True}
+    if labels == "points":
+        return PartsCodec(Sampling(points=2048, **sizes), classes=("shape",), parts=((0,),), votes=1)
+    return PointsCodec(Sampling(points=1024, **sizes), classes=(), votes=1, activation="none")
 
 
 def measure_models(

@@ -93,6 +93,8 @@ def check(
         attngraft data check ./multi30k --set task.source=en --set task.target=de
 
         attngraft data check ./camvid --contact-sheet masks.png
+
+        attngraft data check ./modelnet40 --set task.points=1024 --contact-sheet clouds.png
     """
     from attngraft.files import check_output
     from attngraft.strict import read
@@ -114,8 +116,20 @@ def check(
     others = [text.removeprefix("task.") for text in texts if text.startswith("task.")]
     settings |= assignments([text for text in texts if not text.startswith("task.")], option="--set")
     found = fitting_task(settings)[0]
-    if task is None and found in ("text_classification", "regression", "translation", "segmentation"):
+    if task is None and found in (
+        "text_classification",
+        "regression",
+        "translation",
+        "segmentation",
+        "points",
+        "point_parts",
+    ):
         task = found  # of other labels, the images themselves show the task
+    if task in ("points", "point_parts"):
+        from attngraft.cli.data_points import check_points
+
+        check_points(task, settings, others, save_split, contact_sheet, as_json=as_json)
+        return
     if others and task != "translation":
         raise UsageError(f"--set task.{others[0]}: only fields of task.data can be set for these data")
     if task == "segmentation":

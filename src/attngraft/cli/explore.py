@@ -1,4 +1,4 @@
-"""`attngraft explore`: an interactive page of the attention of one or two models on an image."""
+"""`attngraft explore`: an interactive page of the attention of one or two models on an image, a text or a point cloud."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from attngraft.cli.evaluate import Weights
-from attngraft.cli.models import host_options, open_models, open_text_models
+from attngraft.cli.models import host_options, open_cloud_models, open_models, open_text_models
 from attngraft.cli.output import echo
 from attngraft.cli.values import ALLOW_DOWNLOAD, DEVICE, HOST_ARG, HOST_WEIGHTS, MODEL, TRUST_CODE, limit_downloads
 from attngraft.errors import UsageError
@@ -26,6 +26,14 @@ def explore(
     text: Annotated[
         str | None, typer.Option("--text", help="Instead of an image: a text, for models of texts.")
     ] = None,
+    cloud: Annotated[
+        str | None,
+        typer.Option(
+            "--cloud",
+            help="Instead of an image: a file, for models of point clouds; CATEGORY=FILE for models of parts.",
+            metavar="[CATEGORY=]FILE",
+        ),
+    ] = None,
     target: Annotated[
         str | None,
         typer.Option("--target", help="With --text: the output's text. Default: what each model generates."),
@@ -35,7 +43,7 @@ def explore(
         typer.Option(
             "--out",
             "-o",
-            help="Output file. Default: <image>.html or text.html in the current folder.",
+            help="Output file. Default: <image>.html, text.html or <cloud>.html in the current folder.",
             metavar="FILE.html",
         ),
     ] = None,
@@ -51,14 +59,16 @@ def explore(
     ] = False,
     sites: Annotated[str, typer.Option("--sites", help="Layers to show, as in a graft specification.")] = "all",
     title: Annotated[
-        str | None, typer.Option("--title", help="Title of the page. Default: the image's name, or the text.")
+        str | None, typer.Option("--title", help="Title of the page. Default: the file's name, or the text.")
     ] = None,
 ) -> None:
-    """Write a page that shows the attention of each layer and head for any patch of an image, or between tokens of a text.
+    """Write a page that shows the attention of each layer and head: for any patch of an image, between tokens of a text, or
+    between the points of a cloud and latents.
 
     The page is a single file and needs no network. Two models are shown side by side: a host and its graft, two grafts, or
     two hosts. For models of texts, attention is a matrix with tokens at both sides; in an encoder-decoder's
-    cross-attention, the rows are the output's tokens.
+    cross-attention, the rows are the output's tokens. Point clouds are rotated with the mouse or the arrow keys, and their
+    points are colored by attention or by predicted part.
 
     Examples:
 
@@ -71,28 +81,38 @@ def explore(
         attngraft explore --model flowers-model --image tulip.jpg --sites last:4
 
         attngraft explore --model mt/runs/baseline/seed0 --model mt/runs/vertical/seed0 --text "A dog runs."
+
+        attngraft explore --model points/runs/baseline/seed0 --model points/runs/vertical/seed0 --cloud chair.ply
     """
     from attngraft.devices import use_device
     from attngraft.files import check_output
+    from attngraft.report.cloud_explorer import cloud_file, explore_cloud
     from attngraft.report.explorer import explore_handles
     from attngraft.report.text_explorer import explore_text
     from attngraft.targets.judged import HostOptions
 
     host = host_options(pretrained, host_weights, host_arg)
-    if (image is None) == (text is None):
-        raise UsageError("give either --image FILE, or for models of texts --text TEXT")
-    if target is not None and text is None:
-        raise UsageError("--target belongs to --text TEXT, not to an image")
-    if text is not None and host != HostOptions():
+    if [image, text, cloud].count(None) != 2:
         raise UsageError(
-            "--pretrained, --host-weights and --host-arg are for hosts; --text takes runs and exported folders"
+            "give either --image FILE, or for models of texts --text TEXT, or for models of point clouds --cloud FILE"
         )
-    page = out or Path("text.html" if image is None else f"{image.stem}.html")
+    if target is not None and text is None:
+        raise UsageError(f"--target belongs to --text TEXT, not to {'an image' if cloud is None else 'a point cloud'}")
+    if image is None and host != HostOptions():
+        option = "--text" if cloud is None else "--cloud"
+        raise UsageError(
+            f"--pretrained, --host-weights and --host-arg are for hosts; {option} takes runs and exported folders"
+        )
+    file = image if cloud is None else cloud_file(cloud)
+    page = out or Path("text.html" if file is None else f"{file.stem}.html")
     check_output(page)
     use_device(device)
     if text is not None:
         texts = open_text_models(model, names=name or [], weights=weights, trust_code=trust_code)
         page = explore_text(texts, text, target=target, out=page, sites=sites, title=title)
+    elif cloud is not None:
+        clouds = open_cloud_models(model, names=name or [], weights=weights, trust_code=trust_code)
+        page = explore_cloud(clouds, cloud, out=page, sites=sites, title=title)
     elif image is not None:
         images = open_models(
             model, names=name or [], weights=weights, host=host, trust_code=trust_code, purpose="explorer"

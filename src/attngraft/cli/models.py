@@ -12,6 +12,7 @@ from attngraft.cli.values import assignments, find_images
 from attngraft.errors import UsageError
 
 if TYPE_CHECKING:
+    from attngraft.targets.clouds import CloudHandle
     from attngraft.targets.handle import ModelHandle
     from attngraft.targets.images import ImageSet
     from attngraft.targets.judged import HostOptions
@@ -60,6 +61,24 @@ def open_text_models(
 
     handles = tuple(
         open_text_handle(model, name=name, weights=weights, trust_code=trust_code)
+        for model, name in _with_names(models, names)
+    )
+    _refuse_equal_names([handle.name for handle in handles])
+    return handles
+
+
+def open_cloud_models(
+    models: Sequence[str], *, names: Sequence[str] = (), weights: Weights = "last", trust_code: bool = False
+) -> tuple[CloudHandle, ...]:
+    """Open runs and exported folders whose models take point clouds.
+
+    Raises:
+        UsageError: more names than models, two models with the same name, or a model does not take point clouds.
+    """
+    from attngraft.targets.clouds import open_cloud_handle
+
+    handles = tuple(
+        open_cloud_handle(model, name=name, weights=weights, trust_code=trust_code)
         for model, name in _with_names(models, names)
     )
     _refuse_equal_names([handle.name for handle in handles])

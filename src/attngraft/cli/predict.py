@@ -17,6 +17,7 @@ from attngraft.cli.values import (
     ALLOW_DOWNLOAD,
     DEVICE,
     TRUST_CODE,
+    find_files,
     find_images,
     find_lines,
     find_texts,
@@ -44,7 +45,7 @@ def predict(
         typer.Argument(
             help="Images: files, folders, patterns; - reads names from standard input. Texts: tables (.csv, .tsv, "
             ".parquet), or files with one text per line; - reads texts. Translation: files with one sentence per line; "
-            "default: standard input.",
+            "default: standard input. Point clouds: files, folders, patterns; for parts, CATEGORY=FILE.",
             metavar="INPUTS...",
         ),
     ] = None,
@@ -86,7 +87,7 @@ def predict(
     ] = False,
     device: Annotated[str | None, typer.Option("--device", help=DEVICE, metavar="NAME")] = None,
 ) -> None:
-    """Predict classes, numbers or masks from images or texts, or translate, preprocessed as in the run's evaluation.
+    """Predict classes, numbers, masks or parts from images, texts or point clouds, or translate, as in the run's evaluation.
 
     Unreadable images and sentences that are too long are listed and do not stop the command; the exit code is then 1.
 
@@ -107,6 +108,8 @@ def predict(
         attngraft predict mt/runs/vertical/seed0 < sentences.en > sentences.de
 
         attngraft predict seg/runs/baseline/seed0 street.png --out masks
+
+        attngraft predict points/runs/baseline/seed0 chair.off scans/ --top 3
     """
     from attngraft.export.predict import WRITERS, open_model
     from attngraft.files import check_output, printable
@@ -133,6 +136,8 @@ def predict(
     files: Iterable[str]
     if predictor.lines:
         files = itertools.chain(find_lines(given, stdin=stdin), text or [])
+    elif predictor.codec is not None and predictor.codec.extensions:
+        files = find_files(given, predictor.codec.extensions)
     elif serving.kind == "other" and not images:
         files = [*given, *(text or [])]
     elif serving.kind == "text":

@@ -8,7 +8,10 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from attngraft.tasks.images.config import DataConfig
+    from attngraft.tasks.points.config import PointDataConfig
     from attngraft.tasks.segmentation.config import MaskDataConfig
     from attngraft.tasks.text.config import TextDataConfig
     from attngraft.tasks.translation.config import TranslationConfig
@@ -25,8 +28,13 @@ def default_recipe(task: str, settings: dict[str, Any]) -> Recipe:
     return replace(recipe, task={**recipe.task, "name": task, "data": settings})
 
 
-def compare_command(config: DataConfig | TextDataConfig | TranslationConfig | MaskDataConfig, task: str) -> str:
-    """Return the command that compares grafts on these data."""
+def compare_command(
+    config: DataConfig | TextDataConfig | TranslationConfig | MaskDataConfig | PointDataConfig,
+    task: str,
+    *,
+    also: Sequence[str] = (),
+) -> str:
+    """Return the command that compares grafts on these data, with the settings `also`."""
     from attngraft.tasks.task import load_task
 
     data: Any = getattr(config, "data", config)
@@ -41,4 +49,7 @@ def compare_command(config: DataConfig | TextDataConfig | TranslationConfig | Ma
             plain = value is None or isinstance(value, str | int | float | tuple)
             if (section, field.name) != (data, "source") and plain and value != field.default:
                 words += ["--set", f"{prefix}{field.name}={value if isinstance(value, str) else json.dumps(value)}"]
-    return f"{shlex.join(words)} --host ... --graft ..."
+    words += [word for text in also for word in ("--set", text)]
+    # a host of images needs no name here; those of point clouds are ours, and the recipe's is one
+    host = default_recipe(task, {}).host.name if task in ("points", "point_parts") else "..."
+    return f"{shlex.join(words)} --host {host} --graft ..."

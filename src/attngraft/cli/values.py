@@ -8,7 +8,7 @@ from typing import IO, Any
 
 import typer
 
-from attngraft.cli.output import echo, is_first_process
+from attngraft.cli.output import counts_displayed, echo, is_first_process
 from attngraft.errors import DataError, UsageError
 from attngraft.suggest import quoted
 
@@ -163,6 +163,30 @@ def find_images(arguments: Sequence[str], *, stdin: IO[bytes] | None = None) -> 
     return [path for argument in arguments for path in _expand(argument, stdin)]
 
 
+def find_files(arguments: Sequence[str], extensions: Sequence[str]) -> list[str]:
+    """Return the files with these extensions in folders and of patterns, in natural order, and other names as they are.
+
+    Raises:
+        UsageError: a folder or a pattern without such files; the message names it.
+    """
+    from attngraft.tasks.images.sources.listing import natural
+
+    found: list[str] = []
+    for argument in arguments:
+        if os.path.isdir(argument):
+            names = (os.path.join(top, name) for top, _, files in os.walk(argument) for name in files)
+        elif glob.has_magic(argument) and not os.path.lexists(argument):
+            names = (name for name in glob.glob(argument, recursive=True) if os.path.isfile(name))
+        else:
+            found.append(argument)
+            continue
+        matching = sorted((name for name in names if name.lower().endswith(tuple(extensions))), key=natural)
+        if not matching:
+            raise UsageError(f"{argument}: no file ends in {', '.join(extensions)}")
+        found += matching
+    return found
+
+
 def find_texts(arguments: Sequence[str], *, column: str, stdin: IO[bytes] | None = None) -> list[str]:
     """Return the texts of tables, the lines of other files, and, for `-`, the lines of `stdin`.
 
@@ -234,7 +258,8 @@ def _expand(argument: str, stdin: IO[bytes] | None) -> list[str]:
         return names
     path = Path(argument)
     if os.path.isdir(argument):  # False also for names that are too long
-        below = sorted(list_folder(path).files, key=natural)
+        with counts_displayed():
+            below = sorted(list_folder(path).files, key=natural)
         if not below:
             raise UsageError(f"{argument}: no images in this folder or below it")
         return [str(path / name) for name in below]

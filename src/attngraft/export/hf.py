@@ -14,11 +14,11 @@ from typing import Any
 from torch import nn
 
 from attngraft.attention import is_graft, plain_class
-from attngraft.errors import ExportError, GraftFileError, UsageError
+from attngraft.errors import ExportError, GraftFileError, UsageError, check_types
 from attngraft.files import refuse_links, write_atomically
 from attngraft.grafting.apply import grafted
 from attngraft.grafting.io import graft_bytes, load_grafts
-from attngraft.hosts import find_host
+from attngraft.hosts import check_module, find_host
 from attngraft.models.transformers_folder import GRAFTS, quiet
 from attngraft.opening import check_folder
 
@@ -53,6 +53,8 @@ def save_pretrained(model: nn.Module, folder: str | os.PathLike[str], **options:
         FolderError: a file of the folder is a link.
         StorageError: the grafts cannot be written.
     """
+    check_module(model)
+    check_types(folder=(folder, str, os.PathLike))
     whole: Any = model
     if not hasattr(whole, "save_pretrained"):
         raise UsageError(
@@ -141,6 +143,7 @@ def from_pretrained(
         UsageError: transformers is not installed, or does not have the class named in `config.json`.
         GraftFileError: there is no graft file, or the grafts do not match the model.
     """
+    check_types(path=(path, str, os.PathLike), model_class=(model_class, type, None))
     try:
         import transformers  # optional dependency, and takes seconds to import
         from transformers.utils import cached_file

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from attngraft.errors import ExportError, UsageError
+from attngraft.errors import ExportError, UsageError, check_types
 from attngraft.saved.manifest import read_manifest
 
 #: names of errors of huggingface_hub and its HTTP clients, whose classes change between releases
@@ -35,6 +35,7 @@ def push_to_hub(
         ExportError: the folder is not an exported model, or there is no token, permission or network; the message contains
             the remedy. The folder is unchanged.
     """
+    check_types(folder=(folder, str, os.PathLike), repo_id=(repo_id, str), token=(token, str, None))
     path = Path(folder)
     read_manifest(path)
     check_name(repo_id)

@@ -6,14 +6,14 @@ A grafted module is the host's own module with a patched class; removing its gra
 import itertools
 import logging
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from attngraft.attention import Graft, GraftedModule, all_modules, plain_class
-from attngraft.errors import GraftSpecError, HostError
+from attngraft.errors import GraftSpecError, HostError, check_types
 from attngraft.grafting.cost import describe
 from attngraft.grafting.guard import exclusive, recordings_of, refuse_live_wrapper, surgery
 from attngraft.grafting.placement import Placement, build, place, repeated_grafts, with_options
@@ -38,10 +38,12 @@ def graft(model: nn.Module, spec: Specification, **options: Any) -> GraftReport:
         options: options of the graft, if `spec` is a single graft without options (`graft(model, "cb_s", init=1.0)`).
 
     Raises:
-        UsageError: `model` is not a module, or another thread is recording it.
+        ArgumentError: an argument has a wrong type.
+        UsageError: another thread is recording the model.
         GraftSpecError: the specification cannot be parsed, or matches no sites.
         HostError: the model is not supported or is wrapped, or a site refuses the graft.
     """
+    check_module(model)
     parsed = with_options(spec, options)
     with exclusive():
         host = find_host(model)
@@ -104,13 +106,25 @@ def restore(module: Any) -> None:
 
 
 def restore_unused(core: nn.Module) -> None:
-    """Switch the modules of the host `core` that have no use for their patched class back, unless a recording has."""
+    """Switch the modules of the host `core` that have no use for their patched class back, unless a recording has.
+
+    A module whose parts were deleted or replaced is in use if it has grafts of its own.
+    """
     if recordings_of(core):
         return
+    paths = {module: path for path, module in core.named_modules()}
     failed: Exception | None = None
     for module in all_modules(core):
         try:
             unused = isinstance(module, GraftedModule) and not module.in_use
+        except AttributeError:
+            unused = not module.grafts
+            log.warning(
+                "%s: a part of this module was deleted or replaced, with its grafts; the other parts were restored",
+                paths.get(module) or type(module).__name__,
+            )
+            if unused:
+                restore(module)
         except Exception as error:  # of a graft; the other modules are restored
             failed = failed or error
         else:
@@ -123,16 +137,19 @@ def restore_unused(core: nn.Module) -> None:
 def ungraft(model: nn.Module, names: str | Iterable[str] | None = None) -> list[str]:
     """Remove all grafts, or only the instances called `names` (`cb`, `cb_2`), at every site.
 
-    Once all grafts are removed, the model is the original host again, bit for bit. Returns the paths of the removed grafts.
-    After any exception, the model is as it was.
+    Once all grafts are removed, the model is the original host again, bit for bit. Returns the paths of the removed grafts:
+    those in modules that were deleted or replaced since are not among them, and the rest of the model is restored; a module
+    that lacks such a part is named in a warning. After any exception, the model is as it was.
 
     Raises:
-        UsageError: `model` is not a module, or another thread is recording it.
+        ArgumentError: an argument has a wrong type.
+        UsageError: another thread is recording the model.
         GraftSpecError: the model has no graft of one of these names; nothing was removed.
-        HostError: a graft was folded into the host's weights, or replaces modules whose original weights are not available
-            (an exported folder does not contain them); nothing was removed.
+        HostError: a module's `grafts` were deleted, a graft was folded into the host's weights, or it replaces modules whose
+            original weights are not available (an exported folder does not contain them); nothing was removed.
     """
     check_module(model)
+    check_types(names=(names, str, Iterable, None))
     wanted = None if names is None else {names} if isinstance(names, str) else set(names)
     with surgery(model):
         present = list(grafted(model))
@@ -171,15 +188,25 @@ def _remove(module: Any, name: str) -> None:
     for parameter in graft.frozen:
         other = next((other for other in module.grafts.values() if parameter in other.unused.parameters), None)
         if other is None:
-            module.get_parameter(parameter).requires_grad_(True)
+            with suppress(AttributeError):  # deleted or replaced since
+                module.get_parameter(parameter).requires_grad_(True)
         else:  # also unused by this graft, whose removal will unfreeze it
             other.frozen = (*other.frozen, parameter)
 
 
 def grafted(model: nn.Module) -> Iterator[tuple[str, Any, str, Graft]]:
-    """Yield (path of the module, the module, instance name, the graft) for every graft in `model`."""
+    """Yield (path of the module, the module, instance name, the graft) for every graft in `model`.
+
+    Raises:
+        HostError: the `grafts` of a module were deleted, with what is needed to restore it.
+    """
     for path, module in model.named_modules():
         if isinstance(module, GraftedModule):
+            if not isinstance(getattr(module, "grafts", None), nn.ModuleDict):
+                raise HostError(
+                    f"{path or type(model).__name__}: its `grafts` were deleted or replaced, and its state before them is "
+                    "lost; create the model again (attngraft.ungraft removes grafts)"
+                )
             for name, graft in module.grafts.items():
                 yield path, module, name, cast(Graft, graft)
 
@@ -195,6 +222,8 @@ def pin_unused(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     Their gradient is zero, but weight decay and momentum would still change them, and removing the grafts would not restore
     the host. Step hooks of the optimizer reset these values after every step. Parameters must not be sharded.
     """
+    check_types(optimizer=(optimizer, torch.optim.Optimizer))
+    check_module(model)
     if not unused_parts(model):
         return
     saved: list[Tensor] = []

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from attngraft._version import __version__
 from attngraft.attention import Graft, HookPoint, is_graft, with_originals
-from attngraft.errors import ConfigError, GraftFileError, GraftSpecError
+from attngraft.errors import ConfigError, GraftFileError, GraftSpecError, check_types
 from attngraft.files import write_atomically
 from attngraft.grafting.apply import grafted, install
 from attngraft.grafting.cost import describe, space_site
@@ -38,7 +38,7 @@ from attngraft.grafting.placement import Placement, build, conflict_at, repeated
 from attngraft.grafting.report import GraftReport
 from attngraft.grafting.spec import GraftSpec, Term, build_options, parse
 from attngraft.grafting.where import Where
-from attngraft.hosts import Host, find_host
+from attngraft.hosts import Host, check_module, find_host
 from attngraft.mechanisms.registry import graft_types
 from attngraft.opening import check_regular
 from attngraft.strict import FieldError, read
@@ -139,6 +139,8 @@ def save_grafts(
     Raises:
         GraftSpecError: the model has no grafts or has a folded graft, or `include` names an unknown part.
     """
+    check_module(model)
+    check_types(path=(path, str, os.PathLike), include=(include, Iterable))
     host = find_host(model)
     folded = next((name for _, _, name, graft in grafted(host.core) if graft.folded), None)
     if folded is not None:
@@ -255,6 +257,8 @@ def load_grafts(model: nn.Module, path: str | os.PathLike[str], *, check_fingerp
         UsageError: another thread is recording the model.
         HostError: the model is not supported or is wrapped.
     """
+    check_module(model)
+    check_types(path=(path, str, os.PathLike))
     file = Path(path)
     manifest, tensors = read_graft_file(file)
     with exclusive():

@@ -1,10 +1,11 @@
 """Assignment of grafts to sites. All refusals are raised here, before the model is changed."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 from attngraft.attention import CIRCUMSTANCES, Graft, GraftedModule, GraftType, HookPoint
-from attngraft.errors import GraftSpecError, HostError
+from attngraft.errors import GraftSpecError, HostError, check_types
 from attngraft.grafting.fit import fit, why_missing
 from attngraft.grafting.spec import GraftSpec, Specification, Term, build_options, parse
 from attngraft.grafting.where import unmatched_hint
@@ -40,6 +41,7 @@ def with_options(spec: Specification, options: dict[str, Any]) -> GraftSpec:
     Raises:
         GraftSpecError: options are passed, but `spec` has several grafts or also sets options.
     """
+    check_types(spec=(spec, str, Sequence, GraftSpec, None))
     parsed = parse(spec)
     if not options:
         return parsed

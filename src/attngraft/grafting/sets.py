@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from torch import nn
 
-from attngraft.errors import HostError, UsageError
+from attngraft.errors import HostError, UsageError, check_types
 from attngraft.grafting.fit import fit
 from attngraft.grafting.placement import place
 from attngraft.grafting.spec import GraftSpec, Term, parse
 from attngraft.grafting.where import Where, covering
-from attngraft.hosts import Host, find_host
+from attngraft.hosts import Host, check_module, find_host
 from attngraft.mechanisms.registry import GRAFT_SETS, graft_types
 
 #: grafts of `shortlist`, by the time that they add to a training step; docs/guide/which-graft.md gives the reasons
@@ -37,6 +37,8 @@ def graft_set(model: nn.Module, name: str, *, pretrained: bool = False) -> list[
         UsageError: there is no such set.
         HostError: the model is not supported, or no graft of the set fits it.
     """
+    check_module(model)
+    check_types(name=(name, str))
     if name not in GRAFT_SETS:
         raise UsageError(f"unknown set of grafts {name!r}; sets: {', '.join(GRAFT_SETS)}")
     host, types = find_host(model), graft_types()

@@ -10,11 +10,12 @@ from torch import fx, nn
 from torch.nn.utils import parametrize
 
 from attngraft.attention import is_graft, plain_class, with_originals
-from attngraft.errors import HostError, UsageError
+from attngraft.errors import ArgumentError, HostError
 from attngraft.hosts.adapter import HostAdapter, Site
 from attngraft.hosts.hosted import host_of
 from attngraft.hosts.registry import host_adapters, load_for
 from attngraft.hosts.unread import UNREAD, why_unread
+from attngraft.suggest import quoted
 
 _MODEL_PACKAGES = ("timm.models.", "torchvision.models.", "transformers.models.")
 _WRAPPERS = {
@@ -53,7 +54,7 @@ def find_host(model: nn.Module) -> Host:
     """Return the supported host: `model`, or a module in it (in a feature extractor or a custom wrapper).
 
     Raises:
-        UsageError: `model` is not a module.
+        ArgumentError: `model` is not a module.
         HostError: the model is wrapped in a way that hides its classes (compiled, DDP, FSDP, ...), no adapter supports it,
             it contains several hosts, or it is a model of a known package that also contains unsupported attention.
     """
@@ -96,16 +97,17 @@ def check_module(model: Any) -> None:
     """Check that `model` is a module.
 
     Raises:
-        UsageError: it is the name of a model, or another object.
+        ArgumentError: it is the name of a model, or another object.
     """
     if isinstance(model, str):
-        raise UsageError(
-            f"expected a model (torch.nn.Module), got the name {model!r}; create the model first: "
-            f"model = attngraft.create_model({model!r})"
+        name = quoted(model)
+        raise ArgumentError(
+            f"argument 'model' must be a model (torch.nn.Module), not the name {name}; create the model first: model = "
+            f"attngraft.create_model({name})"
         )
     if not isinstance(model, nn.Module):
-        what = f"the class {model.__name__}" if isinstance(model, type) else f"an object of type {type(model).__name__}"
-        raise UsageError(f"expected a model (torch.nn.Module), got {what}; pass an instance of the model")
+        what = f"the class {model.__name__}; pass an instance" if isinstance(model, type) else type(model).__name__
+        raise ArgumentError(f"argument 'model' must be a model (torch.nn.Module), not {what}")
 
 
 def forget(model: nn.Module) -> None:

@@ -11,6 +11,7 @@ from types import ModuleType
 from torch import nn
 
 from attngraft.attention import GraftedModule
+from attngraft.errors import check_types
 from attngraft.hosts.adapter import HostAdapter
 from attngraft.plugins import register_declared
 
@@ -81,6 +82,7 @@ def register_host(adapter: HostAdapter) -> HostAdapter:
     Raises:
         ValueError: another adapter has this name.
     """
+    check_types(adapter=(adapter, HostAdapter))
     if adapter.name in _adapters and type(_adapters[adapter.name]) is not type(adapter):
         raise ValueError(f"a host adapter named {adapter.name!r} is already registered")
     _adapters[adapter.name] = adapter

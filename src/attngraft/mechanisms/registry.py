@@ -5,6 +5,7 @@ from functools import cache
 from typing import Any
 
 from attngraft.attention import GraftType
+from attngraft.errors import check_types
 from attngraft.plugins import register_declared
 
 #: modules that register graft types when imported; a new mechanism adds its line here
@@ -29,6 +30,7 @@ def register_graft(graft_type: GraftType[Any]) -> GraftType[Any]:
     Raises:
         ValueError: the name is already registered for another class, is reserved, or is not a lower-case identifier.
     """
+    check_types(graft_type=(graft_type, GraftType))
     name = graft_type.name
     if not name.isidentifier() or name.lower() != name:
         raise ValueError(f"a graft's name must be a lower-case identifier, not {name!r}")

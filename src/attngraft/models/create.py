@@ -1,7 +1,7 @@
 """`create_model`: creation of hosts with grafts, with errors that name the remedy."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, cast
 
@@ -10,9 +10,9 @@ from timm.models import is_model
 from torch import nn
 
 from attngraft.downloads import caches_alone
-from attngraft.errors import HostError, UsageError
+from attngraft.errors import HostError, UsageError, check_types
 from attngraft.grafting.apply import graft as apply_graft
-from attngraft.grafting.spec import Specification, parse
+from attngraft.grafting.spec import GraftSpec, Specification, parse
 from attngraft.models.hub import hub_or_cache
 from attngraft.models.schemes import (
     Started,
@@ -58,6 +58,9 @@ def create_model(
         GraftSpecError, HostError: see `graft` (an invalid specification is refused before any weights are downloaded); or
             timm cannot create the model with these arguments, its weights are not available, or the file does not fit.
     """
+    check_types(
+        name=(name, str), graft=(graft, str, Sequence, GraftSpec, None), weights=(weights, str, os.PathLike, None)
+    )
     spec = parse(graft)
     if pretrained and weights is not None:
         raise UsageError("pretrained and weights both select initial weights; pass only one of them")

@@ -27,7 +27,9 @@ from attngraft.papers.schema import Paper, PaperColumn, PaperRow, PaperTable
 from attngraft.suggest import did_you_mean
 from attngraft.tensors import meta_device
 
-Verdict = Literal["agrees", "differs", "not computed", "from runs", "printed"]
+Verdict = Literal["agrees", "differs", "not computed", "from runs", "printed", "not printed"]
+
+NOT_PRINTED = "-"  #: in the papers' files, for numbers that are ours alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +72,10 @@ class TableResult:
         agree, differ, missing = (self.count(verdict) for verdict in ("agrees", "differs", "not computed"))
         line = f"{agree} {'cell agrees' if agree == 1 else 'cells agree'}, {differ} differ, {missing} not computed"
         runs = self.count("from runs")
-        if agree + differ + missing + runs == 0:
+        unprinted = self.count("not printed")
+        if agree + differ + missing + runs + unprinted == 0:
             return "all numbers are the paper's; none of this table can be computed"
+        line += f", {unprinted} not printed in the paper" if unprinted else ""
         return f"{line}, {runs} from runs" if runs else line
 
     def to_dict(self) -> dict[str, Any]:
@@ -164,6 +168,8 @@ def _counted(column: PaperColumn, row: PaperRow, counts: Mapping[str, float] | N
         hint = did_you_mean(what, counts)
         raise ConfigError(f"column {column.id}: unknown count {what!r}{hint}; its counter returns {', '.join(counts)}")
     ours = counts[what]
+    if printed == NOT_PRINTED:
+        return Cell(verdict="not printed", printed=printed, ours=ours)
     if rounds_to(printed, ours):
         return Cell(verdict="agrees", printed=printed, ours=ours)
     return Cell(verdict="differs", printed=printed, ours=ours, why=row.errata.get(column.id, "no reason is known"))
@@ -191,7 +197,11 @@ def _build(table: PaperTable, row: PaperRow) -> tuple[nn.Module, Inputs]:
         model = create_model(name, graft=row.graft, **row.args).eval()
         if row.segmenter:
             return segmenter(model, **row.segmenter).eval(), (torch.empty(1, *row.input),)
-        if other_input(model) is None:
+        other = other_input(model)
+        if other is None:
             return model, (torch.empty(1, *row.input),)
+        if other["kind"] == "points":
+            category = () if other["labels"] == "clouds" else (torch.zeros(1, dtype=torch.int64),)
+            return model, (torch.empty(1, *row.input), *category)
         sentence = torch.zeros(1, *row.input, dtype=torch.int64)
         return model, (sentence, None, sentence)

@@ -9,7 +9,7 @@
 | `bisa` | 10^6 | 10^9, linears, convolutions and matmuls | `flops_m`, 10^6: with norms and softmaxes; `added_percent` |
 | `bisa_two_maps` | 10^6 | as `bisa` | as `bisa`, with two more C x C maps in every replaced layer |
 | `elsa` | 10^6 | 10^9, linears, convolutions and matmuls, including local attention's | |
-| `bixt` | 10^6 | 10^9, fvcore's FLOPs: linears, convolutions, matmuls, norms | `activations`, 10^6 elements |
+| `bixt` | 10^6 | 10^9, fvcore's FLOPs: linears, convolutions, matmuls, norms | `activations`, 10^6; `multiply_adds`, 10^9 |
 
 `count_as_fvcore` counts by the rules of fvcore, which the BiXT paper (and timm's benchmark) uses, on any of our models:
 
@@ -134,6 +134,7 @@ def count_bixt(model: nn.Module, inputs: Inputs) -> dict[str, float]:
     return {
         "params": count_parameters(model) / 1e6,
         "macs": counts.flops / 1e9,
+        "multiply_adds": counts.macs / 1e9,
         "activations": counts.activations / 1e6,
     }
 

@@ -14,7 +14,7 @@ from attngraft.training.evaluate import EVALUATIONS
 from attngraft.training.run_folder import read_run
 
 #: arguments ignored when matching rows, because they follow from the data or only affect training
-_IGNORED = {"num_classes", "drop_rate", "drop_path_rate", "attn_drop_rate", "proj_drop_rate"}
+_IGNORED = {"num_classes", "in_chans", "categories", "drop_rate", "drop_path_rate", "attn_drop_rate", "proj_drop_rate"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ def _read(folder: Path) -> Run | None:
     compared = {} if record.judged is None else record.judged.compared()
     return Run(
         folder=str(folder),
-        host=recipe.host.name,
+        host=recipe.host.name.removeprefix("attngraft:").removeprefix("timm:"),
         args=recipe.host.args,
         spec=str(parse(recipe.graft)),
         data=str(recipe.task.get("data", {}).get("source", "unknown data")),

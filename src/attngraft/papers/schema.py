@@ -38,10 +38,11 @@ class PaperRow:
     """One row: the paper's name of the variant, our corresponding model, and the printed numbers."""
 
     variant: str
-    printed: Mapping[str, Any]  #: column id -> number as printed, as text
+    printed: Mapping[str, Any]  #: column id -> number as printed, as text; "-" counts where the paper prints nothing
     model: str | None = None  #: name for `attngraft.create_model`; None: the table's model
     args: Mapping[str, Any] = field(default_factory=dict)  #: arguments of the model's factory
-    input: tuple[int, ...] = (3, 224, 224)  #: size of one example: an image, or [N] tokens of source and target
+    #: size of one example: an image, [N] tokens of source and target, or [N, C] values of points
+    input: tuple[int, ...] = (3, 224, 224)
     graft: str | None = None  #: graft specification
     #: arguments of `models.dense.segmenter`, for a segmentation model around the grafted model; empty: the model itself
     segmenter: Mapping[str, Any] = field(default_factory=dict)

@@ -8,11 +8,18 @@ from rich.text import Text
 from attngraft.papers.compute import Cell, TableResult
 from attngraft.papers.schema import Paper, PaperColumn
 
-MARKS = {"agrees": "✓", "differs": "✗", "not computed": "", "from runs": "", "printed": ""}
+MARKS = {"agrees": "✓", "differs": "✗", "not computed": "", "from runs": "", "printed": "", "not printed": ""}
 ASCII_MARKS = {**MARKS, "agrees": "ok", "differs": "no"}
 _NONE = "–"
 _MAX_NAMES = 4  #: maximum number of rows or runs to list in a line below the table
-_STYLES = {"agrees": "green", "differs": "red", "not computed": "dim", "from runs": "cyan", "printed": ""}
+_STYLES = {
+    "agrees": "green",
+    "differs": "red",
+    "not computed": "dim",
+    "from runs": "cyan",
+    "printed": "",
+    "not printed": "",
+}
 
 
 def render_table(paper: Paper, result: TableResult, *, ascii_only: bool = False) -> RenderableType:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from attngraft.attention import HOOK_POINTS, Geometry, Graft, Recorder
-from attngraft.errors import GraftSpecError
+from attngraft.errors import GraftSpecError, check_types
 from attngraft.grafting.apply import patch, restore_unused
 from attngraft.grafting.guard import exclusive, live_recording
 from attngraft.grafting.where import parse_where, unmatched_hint
-from attngraft.hosts import Host, find_host
+from attngraft.hosts import Host, check_module, find_host
 from attngraft.recording.recording import Recording
 from attngraft.recording.token_coordinates import TokenCoordinates
 
@@ -47,6 +47,8 @@ def record(
         GraftSpecError: `sites` matches no site.
         RecordError: on exit, if the model ran and none of the chosen sites has a requested tensor.
     """
+    check_module(model)
+    check_types(what=(what, Iterable, None), sites=(sites, str))
     with ExitStack() as stack:
         with exclusive():
             host = find_host(getattr(model, "_orig_mod", model))  # unwrap torch.compile's module

@@ -8,13 +8,14 @@ import csv
 import dataclasses
 import io
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from attngraft.checksums import FILE as CHECKSUMS_FILE
 from attngraft.checksums import Checksums, folder_checksums, write_checksums
-from attngraft.errors import ConfigError
+from attngraft.errors import ConfigError, check_types
 from attngraft.files import csv_cell, write_atomically
 from attngraft.opening import read_json
 from attngraft.results import wording
@@ -109,6 +110,7 @@ def read_study(path: Path | str) -> StudyResult:
     Raises:
         ConfigError: the file is missing or damaged, or was written by a newer version.
     """
+    check_types(path=(path, str, os.PathLike))
     path = Path(path) / RESULT_FILE if Path(path).is_dir() else Path(path)
     try:
         content = read_json(path)

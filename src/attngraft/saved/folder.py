@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from attngraft.attention import GraftedModule, is_graft, sites_with_detached
-from attngraft.errors import ExportError, GraftFileError, HostError, UsageError, naming
+from attngraft.errors import ExportError, GraftFileError, HostError, UsageError, check_types, naming
 from attngraft.files import write_atomically
 from attngraft.grafting.apply import grafted
 from attngraft.grafting.io import graft_bytes, load_grafts
@@ -75,6 +75,7 @@ def load(
         HostError, UsageError: the installed package does not have the host, or the host is a `module:` host and
             `trust_code` is not set.
     """
+    check_types(path=(path, str, os.PathLike), device=(device, str, torch.device))
     folder = Path(path)
     manifest = read_manifest(folder)
     for name in (WEIGHTS, GRAFTS):

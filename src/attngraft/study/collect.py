@@ -34,7 +34,7 @@ from attngraft.study.predictions import (
     chance_of,
     paired,
     part_differences,
-    read_statistics,
+    read_statistics_of,
     relative_change,
     variant_sections,
 )
@@ -80,10 +80,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
     unfinished = [name for name, of_variant in records.items() if len(of_variant) < len(config.seeds)]
     halving = halving_outcome(config.out, unfinished)
     stopped = [name for name in ({} if halving is None else halving.stopped) if not records[name]]
-    statistics = {
-        name: {seed: read_statistics(run, task) for seed, run in of_variant.items()}
-        for name, of_variant in records.items()
-    }
+    statistics = read_statistics_of(records, task)
     until = None if config.until is None else until_outcomes(config, config.until, task, statistics)
     if until is not None:  # runs that no decision is based on
         statistics = until.of_decisions(statistics)

@@ -16,7 +16,7 @@ from attngraft.results.wording import listed, plural
 from attngraft.study.config import StudyConfig, Until
 from attngraft.study.executors.base import FAILURE_FILE
 from attngraft.study.plan import Records, run_folder
-from attngraft.study.predictions import RunStatistics, paired, read_statistics
+from attngraft.study.predictions import RunStatistics, paired, read_statistics_of
 from attngraft.study.verdict import estimate_all
 from attngraft.tasks.task import Task
 from attngraft.training.build import task_of
@@ -167,10 +167,7 @@ def decisive_runs(config: StudyConfig, records: Records) -> Records:
     if config.until is None or first is None:
         return records
     task = task_of(first)
-    statistics = {
-        name: {seed: read_statistics(record, task) for seed, record in by_seed.items()}
-        for name, by_seed in records.items()
-    }
+    statistics = read_statistics_of(records, task)
     return until_outcomes(config, config.until, task, statistics).of_decisions(records)
 
 

@@ -55,6 +55,26 @@ def read_statistics(record: RunRecord, task: Task) -> RunStatistics:
         )
 
 
+def read_statistics_of(
+    records: Mapping[str, Mapping[int, RunRecord]], task: Task
+) -> dict[str, dict[int, RunStatistics]]:
+    """Return the statistics of each variant's runs by seed; runs with equal names share one array of them.
+
+    Raises:
+        TrainingError: see `read_statistics`.
+    """
+    shared = np.empty(0, dtype=str)
+
+    def read(record: RunRecord) -> RunStatistics:
+        nonlocal shared
+        run = read_statistics(record, task)
+        if not np.array_equal(run.names, shared):
+            shared = run.names
+        return replace(run, names=shared)
+
+    return {name: {seed: read(record) for seed, record in by_seed.items()} for name, by_seed in records.items()}
+
+
 def _measure(record: RunRecord, task: Task, table: RecordTable) -> Measured:
     try:
         return task.measure(table, record.facts)
@@ -114,7 +134,7 @@ def aligned(runs: Sequence[RunStatistics]) -> list[RunStatistics]:
     result: list[RunStatistics] = []
     for run in runs:
         first = runs[0].names
-        if np.array_equal(run.names, first):
+        if run.names is first or np.array_equal(run.names, first):
             result.append(run)
             continue
         order = np.argsort(first, kind="stable")

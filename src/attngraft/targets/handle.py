@@ -150,7 +150,7 @@ def _served(
 ) -> ModelHandle:
     serving, masks = manifest.serving, codec if isinstance(codec, SegmentationCodec) else None
     if masks is None and serving.kind != "images":
-        raise UsageError(f"{name}: takes {serving.takes}, but this command requires an image model")
+        raise UsageError(f"{name}: takes {codec.takes}, but this command requires an image model")
     device = accelerator_device()
     arguments = {name: value for name, value in manifest.host.args.items() if name != "num_classes"}
     preparation = Preprocessor.from_serving(serving) if masks is None else masks.preprocessor()

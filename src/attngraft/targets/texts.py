@@ -7,14 +7,8 @@ from pathlib import Path
 
 from torch import nn
 
-from attngraft.devices import accelerator_device
 from attngraft.errors import UsageError
-from attngraft.models.trust import from_folder
-from attngraft.results import wording
-from attngraft.saved.folder import load, open_codec
-from attngraft.saved.manifest import MANIFEST, read_manifest
-from attngraft.targets.handle import run_name
-from attngraft.targets.run import open_run
+from attngraft.targets.folders import open_folder, wrong_input
 from attngraft.tasks.codec import Codec, Serving, TextInput
 from attngraft.tasks.text.tokenizer import Tokenizer, read_tokenizer
 from attngraft.training.evaluate import Weights
@@ -43,44 +37,21 @@ def open_text_handle(
     Args:
         where: the folder.
         name: display name; default: the name of the run or of the folder.
-        weights: which weights of a run to use: last epoch, best epoch, or their moving averages.
-        trust_code: import a `module:` host named in the folder; this runs its code.
-        allow_download: download what the folder names (a host of the Hub, a data set) and is not in the caches.
+        weights, trust_code, allow_download: see `folders.open_folder`.
 
     Raises:
         UsageError: `where` is not such a folder, or its model does not take texts.
         TrainingError, ExportError, HostError: the model cannot be opened.
     """
-    path = Path(where)
-    if (path / MANIFEST).is_file():
-        manifest, model = read_manifest(path), load(path, trust_code=trust_code, allow_download=allow_download)
-        with from_folder(trust_code=trust_code, allow_download=allow_download):
-            codec = open_codec(manifest, path)
-        called = path.resolve().name
-    elif path.is_dir():
-        run = open_run(
-            path, weights, unfinished=True, purpose="predict", trust_code=trust_code, allow_download=allow_download
-        )
-        model, manifest, codec, called = run.model, run.manifest, run.codec, run_name(run.record)
-    else:
-        raise UsageError(f"{where}: no such folder; --text takes runs and exported folders, which contain a tokenizer")
-    device = accelerator_device()
-    model = (model if device is None else model.to(device)).eval()
+    opened = open_folder(where, option="--text", weights=weights, trust_code=trust_code, allow_download=allow_download)
+    codec = opened.codec
     if isinstance(codec, Serving) and codec.kind == "text":
-        encode = _encoder(read_tokenizer(path / codec.input["tokenizer"]), where)
+        encode = _encoder(read_tokenizer(Path(where) / codec.input["tokenizer"]), where)
     elif type(codec).text_input is not Codec.text_input:
-        encode = partial(codec.text_input, model)
+        encode = partial(codec.text_input, opened.model)
     else:
-        raise UsageError(f"{where}: takes {manifest.serving.takes}, not texts; use --image FILE for an image model")
-    parameters = sum(each.numel() for each in model.parameters())
-    host = {"name": manifest.host.name, "args": manifest.host.args}
-    described = [wording.model_text(host, parameters=parameters, input_size=())]
-    return TextHandle(
-        name=name or called,
-        model=model,
-        encode=encode,
-        description=", ".join(described + ([manifest.graft] if manifest.graft else [])),
-    )
+        raise wrong_input(where, codec, "texts")
+    return TextHandle(name=name or opened.name, model=opened.model, encode=encode, description=opened.description)
 
 
 def _encoder(tokenizer: Tokenizer, where: str) -> Callable[[str, str | None], TextInput]:

@@ -9,7 +9,10 @@ CAPABILITIES = {
     "attacks": ("suites that attack with gradients of the loss (fgsm, pgd)", "remove these suites"),
     "calibration": ("the suite calibration", "remove this suite"),
     "data_check": ("attngraft data check", "train on the data, which checks them first"),
-    "explorer": ("the explorer of images (attngraft explore)", "give models of another task"),
+    "explorer": (
+        "the explorer of images (attngraft explore --image)",
+        "give models of images; --text TEXT is for models of texts, --cloud FILE for models of point clouds",
+    ),
     "export": ("export", "give a run of another task"),
     "folds": ("--folds", "remove it"),
     "generation": ("generation", ""),  # never required; FSDP rejects it (`Task.needs_unwrapped`)

@@ -44,7 +44,13 @@ class Codec(ABC):
 
     lines: ClassVar[bool] = False  #: whether inputs and outputs are lines of text; blank lines are not predicted
     images: ClassVar[bool] = False  #: whether inputs are image files, and outputs can be saved as images (`save`)
+    extensions: Sequence[str] = ()  #: of the files that are inputs, to find them in folders
     labels: Sequence[str] = ()  #: names of the classes, if `decode` returns their probabilities by name
+
+    @property
+    def takes(self) -> str:
+        """The kind of inputs, for messages."""
+        return "images" if self.images else "text" if self.lines else "other inputs"
 
     def check(self, raw: str) -> None:
         """Check that a raw input can be predicted; by default, every input can.
@@ -124,7 +130,6 @@ class Serving(Codec):
 
     @property
     def takes(self) -> str:
-        """The kind of inputs, for messages."""
         return "other inputs" if self.kind == "other" else self.kind
 
     @property

@@ -22,6 +22,7 @@ from attngraft.tasks.images.sources.table import (
     read_table,
     zero_one_columns,
 )
+from attngraft.tasks.points.detection import point_task
 from attngraft.tasks.segmentation.columns import has_mask_column
 from attngraft.tasks.segmentation.folders import has_masks
 from attngraft.tasks.text.source import TEXT_NAMES
@@ -36,6 +37,7 @@ _PROBED = 20  #: number of rows whose paths are looked at
 def fitting_task(data: Mapping[str, Any]) -> tuple[str, str]:
     """Return the name of the task that fits the data, and the reason.
 
+    Point clouds fit `points`, or `point_parts` if their points have parts.
     Images with masks, in folders or in columns of a Hugging Face data set, fit `segmentation`. Line-aligned files of two
     languages, and tables with columns `source` and `target`, fit `translation`. Tables with a column of texts fit
     `text_classification`; tables of images fit `multilabel` (lists of labels, or several 0/1 columns), `regression`
@@ -58,6 +60,8 @@ def fitting_task(data: Mapping[str, Any]) -> tuple[str, str]:
             return "segmentation", f"folders of images and masks in {source}"
         if source and has_mask_column(source):
             return "segmentation", f"columns of images and masks in {source}"
+        if source and (points := point_task(path)):
+            return points, f"point clouds{' with parts' if points == 'point_parts' else ''} in {source}"
         if source and path.is_dir() and folder.has_class_folders(path):
             return DEFAULT, f"class folders in {source}"
         if source and (languages := languages_of(aligned_files(path))):

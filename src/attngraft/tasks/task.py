@@ -41,6 +41,7 @@ from attngraft.tasks.data import Evaluation as Evaluation
 from attngraft.tasks.data import Predictions as Predictions
 from attngraft.tasks.data import Split as Split
 from attngraft.tasks.data import TaskData as TaskData
+from attngraft.tasks.facts import Facts
 from attngraft.tasks.memory import InferenceMemory
 
 if TYPE_CHECKING:
@@ -154,6 +155,7 @@ class Task(ABC):
     #: supported capabilities, by name in `capabilities.CAPABILITIES`; others are rejected in advance. None:
     #: nothing is checked in advance, and missing methods raise errors
     capabilities: ClassVar[Collection[str] | None] = None
+    facts_class: ClassVar[type[Facts]] = Facts  #: dataclass of the facts that the task reads
     hosts: ClassVar[tuple[str, ...]] = ()  #: patterns of the names of supported hosts; empty: any host
     #: whether `infer(full=False)` differs from `infer(full=True)`: curves then use full=False, and a finished run
     #: is evaluated once more with full=True

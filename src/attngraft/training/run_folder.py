@@ -31,8 +31,8 @@ from attngraft.checksums import Checksums, WrongChecksumError, read_with_checksu
 from attngraft.errors import ConfigError, FolderError, TrainingError
 from attngraft.files import write_atomically
 from attngraft.results.records import RecordTable, write_records
-from attngraft.strict import read
-from attngraft.tasks.task import FITTED_FOLDER, SPLIT_FILE, Predictions
+from attngraft.strict import FieldError, OpenSection, read
+from attngraft.tasks.task import FITTED_FOLDER, SPLIT_FILE, Predictions, load_task
 from attngraft.training.paths import with_reachable_paths, with_same_spelling
 from attngraft.training.recipe import (
     CHOSEN_BY_MEMORY,
@@ -362,7 +362,9 @@ def read_run(folder: Path | str) -> RunRecord:
     finished = run.finished.exists()
     for path in (run.recipe, run.environment, run.data, run.start, run.teacher, run.metrics, run.split):
         run.check(path, checksums)
-    data = _sections(run)
+    data, recipe = _sections(run), run.read_recipe()
+    if not checksums.entries:  # of an earlier version, or not finished: anything may have been written there since
+        _check_data(run, data, recipe)
     judged = facts.get("judged")
     try:
         evaluation = None if judged is None else _judged(judged)
@@ -370,7 +372,7 @@ def read_run(folder: Path | str) -> RunRecord:
         raise TrainingError(f"{run.finished}: {error}; restore a good copy, or repeat the run") from None
     return RunRecord(
         folder=run.path,
-        recipe=with_reachable_paths(run.read_recipe(), data.get("paths", {})),
+        recipe=with_reachable_paths(recipe, data.get("paths", {})),
         environment=read_json(run.environment) if run.environment.is_file() else {},
         model_args=data["model_args"],
         facts=data["facts"],
@@ -438,6 +440,37 @@ def _sections(run: RunFolder) -> dict[str, Any]:
         if not isinstance(data.get(name, None if name in ("model_args", "facts") else {}), dict):
             raise TrainingError(f"{run.data}: has no object {name!r}; restore a good copy, or repeat the run")
     return data
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Data(OpenSection):
+    """Sections of data.json that do not depend on the task."""
+
+    judged_split: JudgedSplit = "val"
+    paths: dict[str, str] = field(default_factory=dict)
+    cut: Cut = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if any(len(pair) != 2 for pair in self.cut.values()):
+            raise FieldError("cut", "must have two sizes for each name")
+
+
+def _check_data(run: RunFolder, data: Mapping[str, Any], recipe: Recipe) -> None:
+    """Check data.json against the types of the recipe's task; facts are empty until the data were read.
+
+    Raises:
+        FolderError: a field is missing or has a wrong value.
+    """
+    try:
+        read(_Data, data, where="data")
+        if data["facts"]:
+            facts = read(load_task(recipe.task["name"]).facts_class, data["facts"], where="facts")
+            facts.check_model_args(data["model_args"])
+    except (ConfigError, FieldError) as error:
+        raise FolderError(
+            f"{run.data}: {str(error).removeprefix('data.')}; restore a good copy, or delete {run.path} to train the run "
+            "again"
+        ) from None
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -79,7 +79,9 @@ def write_shapes(path: Path, *, points: int = 64, seed: int = 0, normals: bool =
     for split, count in counts.items():
         labels = np.arange(3 * count) % 3
         made = [cloud(CATEGORIES[label], random, points=points) for label in labels]
-        arrays[f"x_{split}"] = np.stack([np.concatenate([xyz, xyz], 1) if normals else xyz for xyz, _ in made])
+        clouds = np.stack([xyz for xyz, _ in made])
+        units = clouds / np.linalg.norm(clouds, axis=2, keepdims=True)
+        arrays[f"x_{split}"] = np.concatenate([clouds, units], axis=2) if normals else clouds
         arrays[f"y_{split}"] = labels
         arrays[f"parts_{split}"] = np.stack([parts for _, parts in made])
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -94,3 +94,17 @@ def test_fewer_points_than_models_get_are_refused_or_repeated(tmp_path: Path) ->
     with pytest.raises(DataError, match="has 64 points, but 65 are needed"):
         open_clouds(read(PointsConfig, section, where="task"))
     assert len(open_clouds(read(PointsConfig, {**section, "sample": "repeated"}, where="task")).train)
+
+
+def test_colors_are_not_taken_for_normals(tmp_path: Path) -> None:
+    path = write_shapes(tmp_path / "shapes.npz", normals=True, train=4)
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    arrays["x_train"][..., 3:] = np.random.default_rng(0).random(arrays["x_train"][..., 3:].shape)
+    np.savez(path, **arrays)
+    opened = open_clouds(config(path))
+    assert not opened.train.has_normals
+    assert opened.train.cloud(0).normals is None
+    assert "they are no normals" in opened.notes[0]
+    assert open_clouds(config(path, normals=True)).train.has_normals
+    assert open_clouds(config(write_shapes(path, normals=True, train=4))).train.has_normals

@@ -139,6 +139,14 @@ def test_a_run_is_evaluated_and_predicts(tmp_path: Path, capsys: pytest.CaptureF
     [found] = json.loads(capsys.readouterr().out)["inputs"]
     assert found["label"] in ("lamp", "mug", "table")
     assert len(found["top"]) == 2
+    (tmp_path / "scans").mkdir()
+    for number in (10, 9):
+        np.save(tmp_path / "scans" / f"{number}.npy", np.random.default_rng(number).standard_normal((130, 3)))
+    assert call("predict", tmp_path / "run", tmp_path / "scans", f"{tmp_path}/l*.txt", "--format", "json") == 0
+    names = [Path(each["input"]).name for each in json.loads(capsys.readouterr().out)["inputs"]]
+    assert names == ["9.npy", "10.npy", "lamp.txt"]
+    assert call("predict", tmp_path / "run", tmp_path / "run" / "checkpoints") == 2
+    assert "no file ends in .txt" in capsys.readouterr().err
 
 
 def test_chance_is_the_most_frequent_class(tmp_path: Path) -> None:

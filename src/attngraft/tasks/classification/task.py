@@ -11,6 +11,7 @@ from attngraft.tasks.classification.config import ClassificationConfig
 from attngraft.tasks.classification.labels import LabelTask
 from attngraft.tasks.classification.losses import example_losses, teacher_loss
 from attngraft.tasks.classification.suites import class_folders, open_test_set_of
+from attngraft.tasks.facts import ImageFacts
 from attngraft.tasks.images.inputs import HostInput, ImageBatches
 from attngraft.tasks.images.mixing import Mixing
 from attngraft.tasks.images.sources import Images
@@ -32,6 +33,7 @@ class Classification(LabelTask, ImageTask):
     capabilities = ImageTask.capabilities | {"attacks", "calibration", "labels", "suites", "teacher"}
     config: ClassificationConfig
     config_class = ClassificationConfig
+    facts_class = ImageFacts
     noun = "image"
     suite_columns = ("target", "predicted", "confidence")
     teacher_loss = staticmethod(teacher_loss)

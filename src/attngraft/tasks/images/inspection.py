@@ -107,7 +107,7 @@ class Inspection:
             return {"sizes": None, "modes": {}}
         by_area = sizes[np.argsort(sizes.prod(axis=1, dtype=np.int64), kind="stable")]
         smallest, median, largest = (by_area[row].tolist() for row in (0, len(by_area) // 2, -1))
-        modes = Counter(scan.modes[rows_read].tolist())
+        modes = Counter(map(str, scan.modes[rows_read]))  # a list of them would take 50 bytes per image
         return {
             "sizes": {"smallest": smallest, "median": median, "largest": largest},
             "modes": dict(modes.most_common()),

@@ -12,6 +12,7 @@ from attngraft.results.measured import Measured
 from attngraft.results.records import RecordTable
 from attngraft.results.sections import Metric, Section
 from attngraft.results.study import Chance
+from attngraft.tasks.facts import ImageFacts
 from attngraft.tasks.heads import mean_logits
 from attngraft.tasks.images.mixing import MultiLabelMixing
 from attngraft.tasks.images.task import ImageTask
@@ -40,6 +41,7 @@ class MultiLabel(ImageTask):
     capabilities = ImageTask.capabilities | {"attacks", "calibration", "suites", "teacher"}
     config: MultiLabelConfig
     config_class = MultiLabelConfig
+    facts_class = ImageFacts
     multilabel = True
     activation = "sigmoid"
     suite_columns = ("target", "logits")

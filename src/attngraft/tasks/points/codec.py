@@ -13,7 +13,7 @@ from attngraft.errors import DataError
 from attngraft.tasks.codec import Codec
 from attngraft.tasks.heads import mean_logits
 from attngraft.tasks.points.clouds import Cloud, check_cloud
-from attngraft.tasks.points.formats import SAMPLES, point_place, read_cloud
+from attngraft.tasks.points.formats import EXTENSIONS, SAMPLES, point_place, read_cloud
 from attngraft.tasks.points.split import Sampling
 from attngraft.tasks.points.voting import mean_probabilities
 
@@ -27,6 +27,9 @@ class PointsCodec(Codec):
         votes: see `voting.mean_probabilities`.
         activation: of the logits.
     """
+
+    takes = "point clouds"
+    extensions = EXTENSIONS
 
     def __init__(
         self,

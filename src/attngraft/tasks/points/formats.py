@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import re
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 
@@ -94,14 +95,23 @@ def _text(data: bytes, path: Path) -> tuple[Lines, str | None]:
     return lines, delimiter
 
 
+def array_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Return shape, Fortran order and type of an array in the format .npy, of which only the header is read.
+
+    Raises:
+        DAMAGE: the header cannot be read.
+    """
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"version {version[0]}.{version[1]}")
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    return read(file)
+
+
 def _npy(data: bytes, path: Path) -> np.ndarray:
     file = io.BytesIO(data)
     try:
-        version = np.lib.format.read_magic(file)
-        if version not in ((1, 0), (2, 0)):
-            raise ValueError(f"version {version[0]}.{version[1]}")
-        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = header(file)
+        shape, fortran, dtype = array_header(file)
     except DAMAGE as error:
         raise DataError(f"{path}: cannot be read as .npy ({error}); write it with numpy.save") from None
     if dtype.kind not in "fiu" or len(shape) != 2 or shape[0] < 0 or shape[1] not in _COLUMNS:

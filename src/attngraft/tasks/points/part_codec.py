@@ -25,6 +25,8 @@ class PartsCodec(Codec):
         votes: see `voting.mean_probabilities`.
     """
 
+    takes = "point clouds"
+
     def __init__(
         self, sampling: Sampling, *, classes: Sequence[str], parts: Sequence[Sequence[int]], votes: int
     ) -> None:

@@ -17,6 +17,7 @@ from attngraft.results.sections import Cell, Column, Metric, Section, Table
 from attngraft.results.study import Chance
 from attngraft.tasks.configured import ConfiguredTask
 from attngraft.tasks.points.config import PointPartsConfig
+from attngraft.tasks.points.facts import PartFacts
 from attngraft.tasks.points.metrics import category_means, constant_statistics, measure, part_statistics
 from attngraft.tasks.points.opened import OpenedClouds, open_clouds, sampling_of
 from attngraft.tasks.points.part_codec import PartsCodec
@@ -39,17 +40,16 @@ class PointParts(ConfiguredTask):
     metrics: ClassVar = {
         "instance_miou_present": Metric(label="instance mIoU (present parts)", column="inst. mIoU", share=True),
         "class_miou_present": Metric(label="class mIoU (present parts)", column="class mIoU", share=True),
-        "instance_miou_category": Metric(
-            label="instance mIoU (category's parts)", column="inst. mIoU cat.", share=True
-        ),
-        "class_miou_category": Metric(label="class mIoU (category's parts)", column="class mIoU cat.", share=True),
-        "instance_miou_all": Metric(label="instance mIoU (all parts)", column="inst. mIoU all", share=True),
-        "class_miou_all": Metric(label="class mIoU (all parts)", column="class mIoU all", share=True),
+        "instance_miou_category": Metric(label="instance mIoU (category's parts)", column="inst. (cat.)", share=True),
+        "class_miou_category": Metric(label="class mIoU (category's parts)", column="class (cat.)", share=True),
+        "instance_miou_all": Metric(label="instance mIoU (all parts)", column="inst. (all)", share=True),
+        "class_miou_all": Metric(label="class mIoU (all parts)", column="class (all)", share=True),
         "accuracy": Metric(label="point accuracy", column="accuracy", share=True),
     }
     capabilities = frozenset({"data_check", "export", "folds", "halving", "predict"})
     has_light_inference = True
     config: PointPartsConfig
+    facts_class = PartFacts
     config_class = PointPartsConfig
     sources = f"{SOURCES} with a part for each point, or the unpacked folder of ShapeNetPart"
 

@@ -34,7 +34,8 @@ _SHAPENET = (
     "Airplane 4, Bag 2, Cap 2, Car 4, Chair 4, Earphone 3, Guitar 3, Knife 2, Lamp 4, Laptop 2, Motorbike 6, Mug 2, "
     "Pistol 3, Rocket 3, Skateboard 3, Table 3"
 )
-_CATEGORIES, _LISTS = "synsetoffset2category.txt", "train_test_split"
+MODELNETS = ("modelnet40", "modelnet10")
+CATEGORIES, _LISTS = "synsetoffset2category.txt", "train_test_split"
 _GIVE = (
     "give a folder with train/CLASS/* and test/CLASS/*, an .npz, or the unpacked folder of ModelNet40 or ShapeNetPart"
 )
@@ -229,9 +230,9 @@ def _found(root: Path) -> _Found:
         (entry for entry in root.iterdir() if not is_junk(entry.name)), key=lambda entry: natural(entry.name)
     )
     names = {entry.name for entry in entries}
-    if _CATEGORIES in names:
+    if CATEGORIES in names:
         return _shapenet(root)
-    for listed in ("modelnet40", "modelnet10"):
+    for listed in MODELNETS:
         if f"{listed}_shape_names.txt" in names:
             return _resampled(root, listed)
     folders = [entry for entry in entries if entry.is_dir()]
@@ -244,18 +245,22 @@ def _found(root: Path) -> _Found:
     return _folders(root, folders)
 
 
-def _folders(root: Path, folders: Sequence[Path]) -> _Found:
+def class_folders(folders: Sequence[Path]) -> dict[str, dict[str, Path]]:
+    """Return the folder of each class of each split, of the folders in the folder of a data set."""
     tops = {
         split: next((each for each in folders if each.name.lower() in usual), None) for split, usual in SPLITS.items()
     }
     if tops["train"] is not None:
-        sides = {split: _subfolders(top) for split, top in tops.items() if top is not None}
-    elif any((folder / "train").is_dir() for folder in folders):
-        sides = {
+        return {split: _subfolders(top) for split, top in tops.items() if top is not None}
+    if any((folder / "train").is_dir() for folder in folders):
+        return {
             split: {folder.name: folder / split for folder in folders if (folder / split).is_dir()} for split in SPLITS
         }
-    else:
-        sides = {"train": {folder.name: folder for folder in folders}}
+    return {"train": {folder.name: folder for folder in folders}}
+
+
+def _folders(root: Path, folders: Sequence[Path]) -> _Found:
+    sides = class_folders(folders)
     classes = tuple(sorted({name for side in sides.values() for name in side}, key=natural))
     found = _Found(classes)
     for split, side in sides.items():
@@ -306,7 +311,7 @@ def _resampled(root: Path, listed: str) -> _Found:
 
 def _shapenet(root: Path) -> _Found:
     classes, number = list[str](), dict[str, int]()
-    for place, line in _listed(root / _CATEGORIES):
+    for place, line in _listed(root / CATEGORIES):
         if len(line.split()) != 2:
             raise DataError(f"{place}: expected a category and the name of its folder; download the file again")
         name, synset = line.split()

@@ -17,6 +17,7 @@ from attngraft.tasks.classification.losses import example_losses
 from attngraft.tasks.heads import mean_logits
 from attngraft.tasks.points.codec import PointsCodec
 from attngraft.tasks.points.config import PointsConfig
+from attngraft.tasks.points.facts import PointFacts
 from attngraft.tasks.points.opened import open_clouds, sampling_of
 from attngraft.tasks.points.split import PointSplit, Sampling
 from attngraft.tasks.points.suites import PointAccess, suites
@@ -43,6 +44,7 @@ class Points(LabelTask):
     capabilities = frozenset({"data_check", "export", "folds", "halving", "predict", "suites"})
     has_light_inference = True
     config: PointsConfig
+    facts_class = PointFacts
     config_class = PointsConfig
     sources = SOURCES
     noun = "cloud"

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,7 +18,8 @@ from attngraft.results.measured import Measured
 from attngraft.results.records import RecordTable
 from attngraft.results.sections import Metric, Section
 from attngraft.results.study import Chance
-from attngraft.strict import convert
+from attngraft.strict import FieldError, OpenSection, convert
+from attngraft.tasks.facts import Facts, ImageInputFacts
 from attngraft.tasks.heads import mean_logits
 from attngraft.tasks.images.task import ImageTask
 from attngraft.tasks.regression.config import RegressionConfig
@@ -26,6 +27,33 @@ from attngraft.tasks.regression.evaluator import measure, sections
 from attngraft.tasks.task import Batch, Serving, TaskData
 
 FILE = "scale.json"  #: file with the mean and standard deviation of the training numbers (`Task.save_files`)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleFacts(OpenSection):
+    """Mean and standard deviation of each number in the training images."""
+
+    mean: list[float]
+    deviation: list[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegressionFacts(Facts):
+    """Facts of regression."""
+
+    targets: list[str]
+    scale: ScaleFacts
+    input: ImageInputFacts
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("mean", "deviation"):
+            if not len(self.targets) == len(getattr(self.scale, name)) > 0:
+                raise FieldError(f"scale.{name}", "must have a number for each of the targets")
+
+    @property
+    def outputs(self) -> int:
+        return len(self.targets)
 
 
 class Regression(ImageTask):
@@ -47,6 +75,7 @@ class Regression(ImageTask):
     }
     config: RegressionConfig
     config_class = RegressionConfig
+    facts_class = RegressionFacts
     numeric = True
     sources = "a .csv, .tsv or .parquet with a column of image paths and columns of numbers; bars"
     activation = "none"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -19,7 +19,9 @@ from attngraft.results.measured import Measured
 from attngraft.results.records import Records, RecordTable
 from attngraft.results.sections import Metric, Section
 from attngraft.results.study import Chance
+from attngraft.strict import FieldError
 from attngraft.tasks.configured import ConfiguredTask
+from attngraft.tasks.facts import LARGEST, Facts
 from attngraft.tasks.images.boundaries import IGNORED
 from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.images.sources.splitting import split_digest
@@ -36,6 +38,26 @@ from attngraft.tasks.segmentation.split import MaskSplit
 from attngraft.tasks.segmentation.suites import MaskPixels, suites
 from attngraft.tasks.suites import Suite, SuiteSupport
 from attngraft.tasks.task import SPLIT_FILE, Batch, Loss, Split, StepContext, TaskData, unwrapped
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentationFacts(Facts):
+    """Facts of segmentation."""
+
+    classes: list[str]
+    colors: list[list[int]]
+    pixels: dict[str, list[int]]  #: number of pixels of each split and class
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not len(self.classes) == len(self.colors) > 0:
+            raise FieldError("colors", "must have a color for each of the classes")
+        if any(len(color) != 3 or not all(0 <= part <= 255 for part in color) for color in self.colors):
+            raise FieldError("colors", "must have three numbers from 0 to 255 for each color")
+        if len(self.pixels.get("train", ())) != len(self.classes):
+            raise FieldError("pixels.train", "must have a number of pixels for each of the classes")
+        if any(not 0 <= number <= LARGEST for numbers in self.pixels.values() for number in numbers):
+            raise FieldError("pixels", "must be numbers of pixels")
 
 
 class Segmentation(ConfiguredTask):
@@ -60,6 +82,7 @@ class Segmentation(ConfiguredTask):
     sources = "a folder with images and masks, such as ./camvid, or a Hugging Face data set (hf:FOLDER)"
     config: SegmentationConfig
     config_class = SegmentationConfig
+    facts_class = SegmentationFacts
 
     def __init__(self, config: SegmentationConfig, *, seed: int) -> None:
         super().__init__(config, seed=seed)

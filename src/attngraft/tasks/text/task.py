@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from torch import Tensor, nn
 
 from attngraft.errors import ConfigError, DataError
 from attngraft.results.records import Records
+from attngraft.strict import FieldError
 from attngraft.tasks.classification.labels import LabelTask
+from attngraft.tasks.facts import LARGEST_SIZE, InputFacts, LabelFacts
 from attngraft.tasks.images.sources.splitting import split_digest
 from attngraft.tasks.task import (
     FITTED_FOLDER,
@@ -52,6 +55,30 @@ class TextSplit(Split):
         return self.names[index]
 
 
+@dataclass(frozen=True, kw_only=True)
+class TextInputFacts(InputFacts):
+    """Facts about the tokens of texts."""
+
+    column: str
+    tokenizer: str
+    vocab_size: int
+    max_length: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFacts(LabelFacts):
+    """Facts of the classification of texts."""
+
+    input: TextInputFacts
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("vocab_size", "max_length"):
+            number = getattr(self.input, name)
+            if number is not None and not 1 <= number <= LARGEST_SIZE:
+                raise FieldError(f"input.{name}", f"must be between 1 and {LARGEST_SIZE}; got {number}")
+
+
 class TextClassification(LabelTask):
     """Classification of texts with one label each.
 
@@ -64,6 +91,7 @@ class TextClassification(LabelTask):
     capabilities = frozenset({"data_check", "export", "folds", "halving", "labels", "predict"})
     config: TextClassificationConfig
     config_class = TextClassificationConfig
+    facts_class = TextFacts
     sources = (
         "a .csv, .tsv, .jsonl or .parquet with a column of texts and one of labels, or a folder with train.csv and "
         "val.csv"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +17,9 @@ from attngraft.results.measured import Measured
 from attngraft.results.records import Records, RecordTable
 from attngraft.results.sections import Metric, Section
 from attngraft.results.study import Chance
+from attngraft.strict import FieldError, OpenSection
 from attngraft.tasks.configured import ConfiguredTask
+from attngraft.tasks.facts import Facts, InputFacts
 from attngraft.tasks.images.sources.splitting import split_digest
 from attngraft.tasks.task import FITTED_FOLDER, SPLIT_FILE, Batch, Loss, StepContext, TaskData
 from attngraft.tasks.text.lengths import call_padded, logits_of
@@ -32,6 +34,37 @@ from attngraft.tasks.translation.trained import SETTINGS, PairTokenizer
 
 _PLATEAU = 0.95  #: a loss of more than this part of the loss by frequencies is on its plateau
 _INPUTS = ("input_ids", "attention_mask", "decoder_input_ids")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenFacts(InputFacts):
+    """Facts about the tokens of both languages."""
+
+    tokenizer: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnigramFacts(OpenSection):
+    """What can be predicted without the source: loss and accuracy in each split, and a sentence."""
+
+    loss: dict[str, float]
+    accuracy: dict[str, float]
+    sentence: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslationFacts(Facts):
+    """Facts of translation."""
+
+    sizes: dict[str, int]
+    input: TokenFacts
+    unigram: UnigramFacts
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, numbers in (("loss", self.unigram.loss), ("accuracy", self.unigram.accuracy)):
+            if missing := {"train", "val", *self.sizes} - numbers.keys():
+                raise FieldError(f"unigram.{name}", f"must have a number for each split; {min(missing)} is missing")
 
 
 class Translation(ConfiguredTask):
@@ -56,6 +89,7 @@ class Translation(ConfiguredTask):
     has_light_inference = True
     config: TranslationConfig
     config_class = TranslationConfig
+    facts_class = TranslationFacts
     sources = "a folder with train.en and train.de, or a table with a column per language"
 
     def __init__(self, config: TranslationConfig, *, seed: int) -> None:

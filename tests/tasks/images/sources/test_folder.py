@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from attngraft.counting import counts_shown
 from attngraft.errors import ConfigError, DataError
+from attngraft.tasks.images.sources import folder as folders
+from attngraft.tasks.images.sources.folder import list_folder
 from tests.tasks.images.datasets import load, make_folder, picture
 
 
@@ -227,3 +230,45 @@ def test_images_of_kinds_that_are_not_read_are_told_of(tmp_path: Path) -> None:
     assert data.facts["notes"] == [
         "2 files in unsupported formats were skipped (.avif, .heic): train/a/x.HEIC, ...; save as JPEG or PNG."
     ]
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="needs /proc")
+@pytest.mark.parametrize("name", ["/proc", "/sys", "/dev", "/proc/self/task"])
+def test_folders_of_the_system_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="a folder of the system; give the folder with your images"):
+        list_folder(Path(name))
+    make_folder(tmp_path, {"a": {"x": 1}})
+    (tmp_path / "a" / "link").symlink_to(name)
+    assert list_folder(tmp_path).files == ("a/x/0.png",)
+
+
+def test_data_in_shared_memory_are_no_folder_of_the_system() -> None:
+    assert folders._SYSTEM.match("/dev/shm") is None
+    assert folders._SYSTEM.match("/dev/shm/flowers") is None
+    assert folders._SYSTEM.match("/development") is None
+    assert folders._SYSTEM.match("/dev/shm2") is not None
+
+
+def test_a_walk_through_folders_without_images_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "_WITHOUT_IMAGES", 20)
+    for number in range(25):
+        (tmp_path / f"{number}").mkdir()
+    make_folder(tmp_path, {"a": {"x": 1}})
+    counts: list[int] = []
+    shown = counts_shown(lambda _, done, __: counts.append(done))
+    with shown, pytest.raises(DataError, match=r"21 folders have no images, and only 1 have some; give the folder"):
+        list_folder(tmp_path)
+    assert counts == list(range(len(counts)))
+
+
+def test_a_folder_of_annotations_beside_each_image_is_no_reason_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders, "_WITHOUT_IMAGES", 20)
+    for number in range(30):
+        make_folder(tmp_path, {f"c{number}": {"images": 1}})
+        for beside in ("boxes", "texts", "masks"):
+            (tmp_path / f"c{number}" / beside).mkdir()
+    listing = list_folder(tmp_path)
+    assert len(listing.files) == 30
+    assert len(listing.folders) == 30 * 5

@@ -5,6 +5,7 @@ The source is a .json file with `images`, `annotations` and `categories`, or a f
 `train/_annotations.coco.json` with the images in the same folder. Boxes and masks are ignored.
 """
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from typing import Any
 
 from attngraft.errors import DataError
 from attngraft.opening import JSON_LIMIT, read_json
-from attngraft.suggest import quoted
+from attngraft.suggest import cut, quoted
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import (
     TRAIN_NAMES,
@@ -179,10 +180,10 @@ def _prefix(base: Path, file: _Annotations) -> str:
         folders.append("" if beside == "." else f"{beside}/")
     probed = file.names[:_PROBED]
     for folder in folders:
-        if any((base / f"{folder}{name}").is_file() for name in probed):
+        if any(os.path.isfile(base / f"{folder}{name}") for name in probed):
             return folder
     listed = ", ".join(f"{base}/{folder}" for folder in dict.fromkeys(folders))
     raise DataError(
-        f"{file.path}: none of the first {len(probed)} images ({probed[0]}, ...) exists in {listed}; give "
+        f"{file.path}: none of the first {len(probed)} images ({cut(probed[0])}, ...) exists in {listed}; give "
         "the folder of the images with --set task.data.root=FOLDER"
     )

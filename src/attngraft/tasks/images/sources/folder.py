@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 
+from attngraft.counting import count
 from attngraft.errors import DataAccessError, DataError
 from attngraft.opening import open_regular
 from attngraft.tasks.images.config import DataConfig
@@ -17,6 +19,12 @@ from attngraft.tasks.images.sources.listing import Listing, is_image, is_junk, i
 
 #: usual names of a folder with all images
 USUAL_FOLDERS = ("images", "imgs", "image", "img", "data", "files", "train", "train_images", "test_images")
+
+#: folders of the system, some of which have no end; /dev/shm has data
+_SYSTEM = re.compile(r"/(proc|sys|dev(?!/shm(/|$)))(/|$)")
+#: `list_folder` gives up after this many folders without images, above the 21,841 folders of annotations of ImageNet-21k ...
+_WITHOUT_IMAGES = 25_000
+_PER_FOLDER = 10  #: ... if they are this many times as many as the folders with images
 
 
 class FolderImages(FileImages):
@@ -67,21 +75,30 @@ def has_class_folders(path: Path) -> bool:
 
 
 def list_folder(path: Path) -> Listing:
-    """List all image files and folders below `path`; links are followed, except cyclic ones."""
+    """List all image files and folders below `path`; links are followed, except cyclic ones and those to system folders.
+
+    Raises:
+        DataError: a folder cannot be read, `path` is a folder of the system, or nearly all folders below it have no images.
+    """
+    if _SYSTEM.match(os.path.realpath(path)):
+        raise DataError(f"{path}: a folder of the system; give the folder with your images")
     files: list[str] = []
     folders: list[str] = []
     unsupported: list[str] = []
+    with_images = without = 0
     pending: list[tuple[str, frozenset[str]]] = [("", frozenset())]
     while pending:
         inside, above = pending.pop()
         folder = path / inside
         real = os.path.realpath(folder)
-        if real in above:
+        if real in above or _SYSTEM.match(real):
             continue
+        count(f"folders in {path}", with_images + without, with_images + without + len(pending) + 1)
         try:
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         except OSError as error:
             raise DataError(f"{folder}: the folder cannot be read ({error.strerror})") from None
+        known = len(files)
         for entry in entries:
             relative = f"{inside}/{entry.name}" if inside else entry.name
             if is_junk(entry.name):
@@ -93,6 +110,16 @@ def list_folder(path: Path) -> Listing:
                 files.append(relative)
             elif is_unsupported(relative):
                 unsupported.append(relative)
+        if len(files) > known:
+            with_images += 1
+        else:
+            without += 1
+        if without > max(_WITHOUT_IMAGES, _PER_FOLDER * with_images):
+            raise DataError(
+                f"{path}: {without:,} folders have no images, and only {with_images:,} have some; give the folder with "
+                "your images"
+            )
+    count(f"folders in {path}", with_images + without, with_images + without)
     return Listing(str(path), tuple(files), tuple(folders), tuple(unsupported))
 
 

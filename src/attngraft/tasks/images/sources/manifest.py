@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from attngraft.errors import DataError
+from attngraft.suggest import cut
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import (
     TRAIN_NAMES,
@@ -273,12 +274,13 @@ def find_root(folder: Path, paths: Sequence[str], config: DataConfig) -> Path:
     if root is not None:
         return root
     bases = [folder, *(folder / name for name in USUAL_FOLDERS)]
-    exact = (base for base in bases if any((base / path).is_file() for path in probed))
+    # os.path.isfile is False for names that are too long
+    exact = (base for base in bases if any(os.path.isfile(base / path) for path in probed))
     by_stem = (base for base in bases if any(map(_ImagesByStem(base).find, probed)))
     found = next(itertools.chain(exact, by_stem), None)
     if found is None:
         raise DataError(
-            f"{folder}: none of the first {len(probed)} images of the table exists ({probed[0]}, ...); give the base "
+            f"{folder}: none of the first {len(probed)} images of the table exists ({cut(probed[0])}, ...); give the base "
             "folder of relative paths with --set task.data.root=FOLDER"
         )
     return found
