@@ -99,18 +99,19 @@ ONE_PER_STAGE = [
 def at_once(specs: list[str]) -> list[Any]:
     """Return grafts for a host that is not tested with every graft: those that go together as one, and alone on demand.
 
-    Those that use or leave unused the attention map stay alone: others would need it, or leave it unused too.
+    Those that use or leave unused the attention map stay alone: others would need it, or leave it unused too. So does a
+    second one at `mix`, of which a site takes one.
     """
-
-    def of_the_map(spec: str) -> bool:
-        points = [graft_types()[term.name].hook_points(term.options) for term in parse(spec).terms]
-        return any({"weights", "space"}.intersection(each) for each in points)
-
-    beside = [spec for spec in specs if not of_the_map(spec)]
-    alone = [spec for spec in specs if of_the_map(spec)]
-    if len(beside) < 2:
-        return list(specs)
-    return [" + ".join(beside), *alone, *product_but(beside, [])]
+    beside: list[str] = []
+    alone: list[str] = []
+    mixed = False
+    for spec in specs:
+        terms = parse(spec).terms
+        points = {point for term in terms for point in graft_types()[term.name].hook_points(term.options)}
+        together = points.isdisjoint({"weights", "space"}) and not (mixed and "mix" in points)
+        (beside if together else alone).append(spec)
+        mixed |= "mix" in points
+    return [" + ".join(beside), *alone, *product_but(beside, [])] if len(beside) > 1 else list(specs)
 
 
 class HostContract:
