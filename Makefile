@@ -72,7 +72,7 @@ $(VENV)-oldest/installed: pyproject.toml requirements/oldest.txt
 	@touch $@
 
 oldest: $(VENV)-oldest/installed
-	$(ONE_THREAD) $(VENV)-oldest/bin/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS) -m "oldest and not slow" \
+	$(ONE_THREAD) $(VENV)-oldest/bin/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS) -m "oldest and not slow and not product" \
 		tests/contract tests/export tests/training tests/test_package.py
 
 $(VENV)-%/installed: pyproject.toml

@@ -28,7 +28,7 @@ from attngraft.tasks.segmentation.loss import row_block_loss
 from attngraft.timing import paired_ratio
 from attngraft.timing.memory import growth, in_fresh_process
 
-CLASSES = 150
+CLASSES, WIDTH = 150, 512
 GRAFTS = {"cb": 1.03, "bisa@first:2": 1.20}
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -78,9 +78,9 @@ def step_of(model: nn.Module, loss: Callable[[Any], Tensor], images: Tensor) -> 
 
 
 def smp_upernet() -> nn.Module:
-    """Return UPerNet of width 512 on Swin-T, with logits at stride 4."""
+    """Return UPerNet on Swin-T, with logits at stride 4."""
     name, sizes = "tu-swin_tiny_patch4_window7_224", {"strict_img_size": False, "always_partition": True}
-    model = smp.UPerNet(name, encoder_weights=None, decoder_channels=512, classes=CLASSES, **sizes)
+    model = smp.UPerNet(name, encoder_weights=None, decoder_channels=WIDTH, classes=CLASSES, **sizes)
     model.segmentation_head = model.segmentation_head[0]  # `plain_loss` upsamples
     return model
 
@@ -121,14 +121,16 @@ def main() -> int:
         return row_block_loss(logits, label) + 0.4 * row_block_loss(auxiliary, label)
 
     def steps(host: nn.Module) -> Callable[[], object]:
-        return step_of(segmenter(host, classes=CLASSES, head="upernet", norm="group"), with_auxiliary, images)
+        return step_of(
+            segmenter(host, classes=CLASSES, head="upernet", width=WIDTH, norm="group"), with_auxiliary, images
+        )
 
     plain = steps(host())
     for spec, bar in GRAFTS.items():
         what = f"UPerNet on Swin-T with {spec}: training step over the plain one"
         lines.append(measurement(what, paired_ratio(plain, steps(grafted(host(), spec)), pairs=pairs), bar=bar))
     both = images.repeat(2, 1, 1, 1), label.repeat(2, 1, 1)  # batch norm needs two
-    mine = segmenter(host(), classes=CLASSES, head="upernet", auxiliary=False)
+    mine = segmenter(host(), classes=CLASSES, head="upernet", width=WIDTH, auxiliary=False)
     ours, theirs = (
         step_of(model, lambda logits, loss=loss: loss(logits, both[1]), both[0])
         for model, loss in ((mine, row_block_loss), (smp_upernet(), plain_loss))

@@ -4,7 +4,9 @@ Scalars follow YAML 1.2 (`1e-3` is a number, `no` is a word), and a repeated key
 large, or nested deeply, once its aliases are replaced with what they stand for.
 """
 
+import copy
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +23,7 @@ ConfigT = TypeVar("ConfigT")
 
 TEXT_LIMIT = 2**22  #: characters of a text, also with each alias replaced with what it stands for
 DEPTH_LIMIT = 50  #: sections and lists inside of each other
+_CACHED = 2**16  #: characters of a text that is parsed once
 _DIGITS_LIMIT = 100  #: length of an integer; Python refuses to parse, or to print, thousands of digits
 _PLAIN = ("null", "bool", "int", "float", "str", "seq", "map")  #: supported types; `!!set`, dates and others are not
 
@@ -90,8 +93,8 @@ def parse_yaml(text: str, *, source: str) -> Any:
     if len(text) > TEXT_LIMIT:
         raise ConfigError(f"{source}: has {len(text):,} characters, more than {TEXT_LIMIT:,}; divide it, or shorten it")
     try:
-        _check_size(yaml.parse(text, Loader=_Loader))
-        return yaml.load(text, Loader=_Loader)  # a SafeLoader: plain values only
+        parsed = _parsed if len(text) < _CACHED else _parsed.__wrapped__
+        return copy.deepcopy(parsed(text))  # callers may change it
     except Exception as error:  # the constructors of PyYAML raise errors of many classes for hostile scalars
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -99,6 +102,13 @@ def parse_yaml(text: str, *, source: str) -> Any:
             str(error) if isinstance(error, yaml.YAMLError) else f"a value does not fit its tag ({error})"
         )
         raise ConfigError(f"{source}{where}: not valid YAML: {cut(' '.join(reason.split()), 200)}") from None
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(text: str) -> Any:
+    """Parse a text once: a study reads the recipe of each run many times."""
+    _check_size(yaml.parse(text, Loader=_Loader))
+    return yaml.load(text, Loader=_Loader)  # a SafeLoader: plain values only
 
 
 def _check_size(events: Iterable[Any]) -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
 from dataclasses import replace
 from functools import partial
@@ -28,6 +29,7 @@ from attngraft.bench.result import BenchResult, WrongOutputsError, check_outputs
 from attngraft.cli import main
 from attngraft.errors import AttngraftError
 from attngraft.mechanisms.bisa.mix import BidirectionalMix
+from attngraft.timing import several
 from attngraft.timing.memory import in_fresh_process
 from tests.slow import product_but
 
@@ -273,6 +275,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "recording": {"SMALL": "vit_tiny_patch16_224"},
     "local_filter": {"PIXELS": 14, "IMAGES": 1, "SECONDS": 0.01},
     "elsa_models": {"SMALL": 64, "LARGE": (128,)},
+    "segmentation": {"WIDTH": 32},
     "translation": {
         "SIZES": {"vocab_size": 50, "dim": 24, "depth": 1, "heads": 3, "hidden": 32},
         "WRITTEN": 4,
@@ -280,6 +283,16 @@ SMALL: dict[str, dict[str, Any]] = {
     },
     "resampling": {"IMAGES": 60, "CLASSES": 5, "RESAMPLES": 20, "FEW": 5, "WITHIN": 1e6, "VARIANTS": 2, "EXAMPLES": 50},
 }
+#: arguments of timm's models that make them small
+SMALL_MODELS: dict[str, dict[str, Any]] = {
+    "vit_tiny_patch16_224": {"depth": 2},
+    "swin_tiny_patch4_window7_224": {"depths": (2, 2, 1, 1), "embed_dim": 24},
+    "elsa_swin_tiny": {"depths": (1, 1, 1, 1)},
+}
+
+
+def small_model(create_model: Callable[..., nn.Module], name: str, *args: Any, **arguments: Any) -> nn.Module:
+    return create_model(name, *args, **SMALL_MODELS.get(name, {}) | arguments)
 
 
 def report_only(out: Path) -> None:
@@ -354,6 +367,8 @@ def test_every_command_runs(
     script, out = command(name), tmp_path / "result.json"
     for variable, value in SMALL.get(name, {}).items():
         monkeypatch.setattr(script, variable, value)
+    monkeypatch.setitem(several.__kwdefaults__, "warmup", 0)
+    monkeypatch.setattr(timm, "create_model", partial(small_model, timm.create_model))
     monkeypatch.chdir(tmp_path)
     if name == "camvid" and not CAMVID.is_dir():
         pytest.skip(f"{CAMVID} not found (set ATTNGRAFT_SHARED)")

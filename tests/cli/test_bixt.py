@@ -50,7 +50,7 @@ def test_a_plan_as_json(capsys: pytest.CaptureFixture[str], host: str, sites: li
     assert {(entry["graft"], entry["site"]) for entry in report["entries"]} == {("bisa", sites[0]), ("cb_s", sites[1])}
 
 
-@pytest.mark.slow
+@pytest.mark.product  # papers/test_compute.py computes it in CI
 def test_table_5_of_its_paper(capsys: pytest.CaptureFixture[str]) -> None:
     """Paper against ours, row by row; what differs is said."""
     shown = printed(capsys, "paper", "bixt", "table5")

@@ -33,7 +33,7 @@ RUNS = [
         path,
         backend,
         id=f"{named(path)}-{backend}",
-        marks=[pytest.mark.slow] * (backend != "auto" and named(path) in LARGE),
+        marks=[pytest.mark.product] * (backend != "auto" and named(path) in LARGE),
     )
     for path in VECTORS
     for backend in ("auto", "reference")

@@ -14,7 +14,7 @@ from tests.contract.timm import test_levit as levit
 from tests.contract.timm import test_sam as sam
 from tests.contract.timm import test_swin as swin
 from tests.contract.timm import test_vit as vit
-from tests.slow import product_but, slow_but
+from tests.slow import product_but
 
 pytestmark = pytest.mark.oldest
 
@@ -32,7 +32,7 @@ HOSTS = [
 COMPILED = [host for host in HOSTS if host not in (levit.TestLevitConv, sam.TestSam)]
 
 
-#: every graft once, where it computes most; `make product` takes every form of it
+#: every graft once, where it computes most; alone on demand, in CI as many beside each other as go together
 EACH_GRAFT = [
     "cb(context=class)",
     "cb_s(init=1, position=mid)",
@@ -50,9 +50,20 @@ EACH_GRAFT = [
 
 #: likewise of those that replace a whole attention: the first form of each
 EACH_REPLACING = list({parse(spec).terms[0].name: spec for spec in reversed(SPACE)}.values())[::-1]
+#: the grafts of EACH_GRAFT, on the two blocks of a ViT
+BESIDE = [
+    "bisa(learned=true, norm=true)@blocks.1 + horizontal + vertical + cb_s(init=1, position=mid)"
+    " + uniform_heads(value=cb)@blocks.0 + cb_gate",
+    "misa(norm=true, transform=mlp)@blocks.1 + ghost@blocks.0 + cb(context=class) + cb_hybrid + se(reduction=2)",
+    "bisa(order=self_then_inverse)",
+]
 
-#: grafts that are exported at every change: one for each hook point
-QUICK = ("bisa(learned=true, norm=true)", "ghost", "horizontal", "vertical", "cb_s(init=1, position=mid)")
+#: the grafts of EACH_REPLACING, one in each block of a Swin
+SWIN_BLOCKS = ("layers.0.blocks.0", "layers.0.blocks.1", "layers.1.blocks.0")
+BESIDE_REPLACING = [
+    " + ".join(f"{spec}@{block}" for spec, block in zip(EACH_REPLACING[first:], SWIN_BLOCKS, strict=False))
+    for first in range(0, len(EACH_REPLACING), len(SWIN_BLOCKS))
+]
 
 
 def grafted(contract: type[HostContract], spec: str) -> nn.Module:
@@ -92,48 +103,48 @@ def test_each_graft_is_named() -> None:
     assert set(EACH_GRAFT) <= set(GRAFTS)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("spec", EACH_GRAFT)
+@pytest.mark.parametrize(("beside", "each"), [(BESIDE, EACH_GRAFT), (BESIDE_REPLACING, EACH_REPLACING)])
+def test_each_graft_is_beside_others(beside: list[str], each: list[str]) -> None:
+    forms = [(term.name, term.options) for spec in each for term in parse(spec).terms]
+    found = [(term.name, term.options) for spec in beside for term in parse(spec).terms]
+    assert len(found) == len(forms)
+    assert all(form in found for form in forms)
+
+
+@pytest.mark.parametrize("spec", product_but(dict.fromkeys([*BESIDE, *EACH_GRAFT]), BESIDE))
 def test_every_graft_compiles_on_a_vit(spec: str) -> None:
     check_compile(grafted(vit.TestViT, spec), backend="aot_eager")
 
 
-@pytest.mark.parametrize("spec", slow_but(EACH_GRAFT, *QUICK))
+@pytest.mark.parametrize("spec", [*BESIDE, *product_but([spec for spec in EACH_GRAFT if spec not in BESIDE], [])])
 def test_every_graft_exports_on_a_vit(spec: str) -> None:
     check_export(grafted(vit.TestViT, spec))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("spec", EACH_REPLACING)
+@pytest.mark.parametrize("spec", product_but([*BESIDE_REPLACING, *EACH_REPLACING], [*BESIDE_REPLACING, SPACE[0]]))
 def test_every_replacing_graft_compiles_on_a_swin(spec: str) -> None:
     check_compile(grafted(swin.TestSwin, spec), backend="inductor" if spec == SPACE[0] else "aot_eager")
 
 
-@pytest.mark.parametrize("spec", slow_but(EACH_REPLACING, SPACE[0]))
+@pytest.mark.parametrize(
+    "spec", [BESIDE_REPLACING[0], *product_but([*BESIDE_REPLACING[1:], *EACH_REPLACING], BESIDE_REPLACING)]
+)
 def test_every_replacing_graft_exports_on_a_swin(spec: str) -> None:
     check_export(grafted(swin.TestSwin, spec))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("contract", COMPILED)
+#: a ViT compiles and exports with grafts of all kinds above; a second host of a family on demand
+FAMILIES = [vit.TestViTWithRegisters, swin.TestSwin, levit.TestLevit, sam.TestSam]
+
+
+@pytest.mark.parametrize("contract", product_but(COMPILED, FAMILIES))
 def test_every_host_compiles_with_three_grafts(contract: type[HostContract]) -> None:
     check_compile(grafted(contract, "bisa@first:1 + horizontal + cb_s(init=0.5)"), backend="aot_eager")
 
 
-@pytest.mark.parametrize("contract", slow_but(HOSTS, vit.TestViT))
+@pytest.mark.parametrize("contract", product_but(HOSTS, FAMILIES))
 def test_every_host_exports_with_three_grafts(contract: type[HostContract]) -> None:
     check_export(grafted(contract, f"bisa@{contract.where.get('bisa', 'all')} + vertical + cb(at=both)"))
-
-
-#: every graft of a ViT but for its forms, as many beside each other as go together
-BESIDE = [
-    "bisa(learned=true, norm=true)@blocks.1 + horizontal + vertical + cb_s + uniform_heads(value=cb)@blocks.0 + cb_gate",
-    "misa(norm=true, transform=mlp)@blocks.1 + ghost@blocks.0 + cb(context=class) + cb_hybrid + se(reduction=2)",
-]
-
-
-def test_each_graft_is_beside_others() -> None:
-    assert {term.name for spec in BESIDE for term in parse(spec).terms} == {parse(s).terms[0].name for s in EACH_GRAFT}
 
 
 @pytest.mark.parametrize("spec", product_but(BESIDE, BESIDE[1:2]))

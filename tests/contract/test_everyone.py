@@ -40,8 +40,8 @@ def families() -> list[type[HostContract]]:
 
 @pytest.mark.parametrize(
     "contract",
-    [  # every fifth in CI, the others on demand
-        pytest.param(each, id=name_of(each), marks=pytest.mark.product if number % 5 else pytest.mark.slow)
+    [  # every tenth in CI, the others on demand
+        pytest.param(each, id=name_of(each), marks=pytest.mark.product if number % 10 else pytest.mark.slow)
         for number, each in enumerate(families())
     ],
 )

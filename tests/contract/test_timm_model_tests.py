@@ -18,6 +18,7 @@ import attngraft.models  # registers our models
 from attngraft.models.points import registration
 from tests.contract.test_compile_export import EACH_GRAFT, EACH_REPLACING
 from tests.contract.timm.test_vit import NO_CLASS_TOKEN
+from tests.slow import product_but
 
 pytestmark = pytest.mark.slow
 
@@ -149,13 +150,11 @@ def test_grafted_hosts(timm_tests: ModuleType, name: str) -> None:
     check(timm_tests, name, HOSTS[name], GRAFTS, OF_MAPS if name in MAPS else OF_TOKENS)
 
 
-#: every graft on a ViT and on a Swin, which has no class token and is the host of those that replace its attention
-EACH = [
-    *((VIT, spec) for spec in EACH_GRAFT),
-    *((SWIN, spec) for spec in (*EACH_GRAFT, *EACH_REPLACING) if spec not in NO_CLASS_TOKEN),
-]
+#: every graft on a ViT, or on a Swin if it replaces its attention; on demand, the others on the Swin too
+EACH = [*((VIT, spec) for spec in EACH_GRAFT), *((SWIN, spec) for spec in EACH_REPLACING)]
+ON_SWIN = [(SWIN, spec) for spec in EACH_GRAFT if spec not in NO_CLASS_TOKEN]
 
 
-@pytest.mark.parametrize(("name", "spec"), EACH)
+@pytest.mark.parametrize(("name", "spec"), product_but([*EACH, *ON_SWIN], EACH))
 def test_every_graft(timm_tests: ModuleType, name: str, spec: str) -> None:
     check(timm_tests, name, HOSTS[name], spec, OF_MAPS if name in MAPS else OF_TOKENS)

@@ -21,11 +21,13 @@ from attngraft.grafting.placement import place
 from attngraft.grafting.report import GraftReport
 from attngraft.grafting.spec import parse
 from attngraft.hosts import find_host, forget
+from attngraft.mechanisms.registry import graft_types
 from attngraft.tensors import meta_device
 from attngraft.timing.macs import count_macs
 from tests.contract.stirring import stir
 from tests.grafting import toys  # noqa: F401 - registers the toy grafts
 from tests.seeding import seed
+from tests.slow import product_but
 
 #: every graft, with the options that change where it stands or what it computes
 GRAFTS = [
@@ -94,6 +96,24 @@ ONE_PER_STAGE = [
 ]
 
 
+def at_once(specs: list[str]) -> list[Any]:
+    """Return grafts for a host that is not tested with every graft: those that go together as one, and alone on demand.
+
+    Those that use or leave unused the attention map stay alone: others would need it, or leave it unused too. So does a
+    second one at `mix`, of which a site takes one.
+    """
+    beside: list[str] = []
+    alone: list[str] = []
+    mixed = False
+    for spec in specs:
+        terms = parse(spec).terms
+        points = {point for term in terms for point in graft_types()[term.name].hook_points(term.options)}
+        together = points.isdisjoint({"weights", "space"}) and not (mixed and "mix" in points)
+        (beside if together else alone).append(spec)
+        mixed |= "mix" in points
+    return [" + ".join(beside), *alone, *product_but(beside, [])] if len(beside) > 1 else list(specs)
+
+
 class HostContract:
     """Subclass with `make`; everything below then holds for that host with every graft of `specs`."""
 
@@ -151,8 +171,11 @@ class HostContract:
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "spec" in metafunc.fixturenames:
             # what this host refuses is tested in test_refusals
-            specs = [spec for spec in self.specs if spec not in self.refused]
-            metafunc.parametrize("spec", [self.placed(spec) for spec in (*specs, *self.space)])
+            specs: list[Any] = [self.placed(spec) for spec in self.specs if spec not in self.refused]
+            if self.specs is not GRAFTS:
+                specs = at_once(specs)
+            specs += map(self.placed, self.space)
+            metafunc.parametrize("spec", specs)
 
     @classmethod
     def placed(cls, spec: str) -> str:

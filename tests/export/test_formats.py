@@ -43,18 +43,36 @@ def hosts_of(graft: str) -> tuple[str, str]:
     return ("swin", "vit") if replaces else ("vit", "swin")
 
 
+#: every graft and ghost head on two blocks, as many beside each other as go together; alone on demand
+BESIDE = [
+    ("bisa@blocks.0 + misa@blocks.1 + cb_gate + se", "vit"),
+    ("ghost@blocks.0 + uniform_heads@blocks.1 + cb + cb_hybrid", "vit"),
+    ("ghost(mul=3, add=0.5)@blocks.0 + cb_s + horizontal + vertical", "vit"),
+    ("horizontal", "vit"),
+    ("elsa@layers.0.blocks.0 + lsa@layers.0.blocks.1", "swin"),
+    ("elsa(kernel=3, mul=2, add=0.5)@layers.0.blocks.0 + involution@layers.0.blocks.1 + cb", "swin"),
+    ("ddf@layers.0.blocks.0 + outlooker@layers.0.blocks.1", "swin"),
+    ("dwconv", "swin"),
+]
 #: minutes to translate; others filter neighborhoods in the same way
 SLOWEST = {"dynamic_dwconv"}
 PAIRS = [(graft, host) for graft in [*registered(), *GHOSTS] for host in hosts_of(graft)]
 
 
-@pytest.mark.parametrize(
-    ("graft", "host"), product_but(PAIRS, [(graft, hosts_of(graft)[0]) for graft, _ in PAIRS if graft not in SLOWEST])
-)
+def test_each_graft_is_beside_others() -> None:
+    def forms(specs: list[str]) -> set[str]:
+        return {repr((term.name, term.options)) for spec in specs for term in parse(spec).terms}
+
+    assert forms([spec for spec, _ in BESIDE]) == forms([*registered(), *GHOSTS]) - forms(list(SLOWEST))
+
+
+@pytest.mark.parametrize(("graft", "host"), product_but(dict.fromkeys([*BESIDE, *PAIRS]), BESIDE))
 def test_every_graft_goes_through_every_format(tmp_path: Path, graft: str, host: str) -> None:
     """`export_run` itself compares each file with the model, and raises where they differ."""
     try:
-        run = make_run(tmp_path / "run", graft, host=ONE_BLOCK[host])
+        run = make_run(
+            tmp_path / "run", graft, host=VIT if (graft, host) in BESIDE and host == "vit" else ONE_BLOCK[host]
+        )
     except attngraft.HostError as refusal:
         pytest.skip(f"refused by this host: {refusal}")
     stages = {stage for term in parse(graft).terms for stage in graft_types()[term.name].hook_points(term.options)}
@@ -155,8 +173,8 @@ def test_what_stands_in_for_the_hosts_attention_is_refused_for_plain_timm(tmp_pa
         ("cb + vertical", "vit", ["pt2", "hf"]),
         ("horizontal", "vit", ["pt2"]),
         pytest.param("bisa", "vit", ["pt2"], marks=pytest.mark.slow),
-        pytest.param("misa", "vit", ["pt2"], marks=pytest.mark.slow),
-        pytest.param("elsa", "swin", ["pt2"], marks=pytest.mark.slow),
+        pytest.param("misa", "vit", ["pt2"], marks=pytest.mark.product),
+        pytest.param("elsa", "swin", ["pt2"], marks=pytest.mark.product),
     ],
 )
 def test_half_the_size_in_bf16(tmp_path: Path, graft: str, host: str, to: list[Target]) -> None:

@@ -18,7 +18,16 @@ ALIKE = {
     *("sigterm-before", "sigterm-program", "sigterm-slow-evaluation", "sighup", "ctrl-c", "killed-in-scan"),
     *("killed-in-loading", "killed-before-rename", "killed-before-checkpoint", "killed-at-the-end", "killed-in-a-run"),
     *("killed-in-results", "limit-checkpoint", "limit-predictions", "full-metrics", "full-predictions", "full-report"),
-    *("memory-real", "auto-batch-evaluation", "auto-batch-study", "moved-run", "sigterm-jobs", "nan-in-a-study"),
+    *("killed-in-report", "killed-in-evaluation", "full-results", "memory-evaluation", "two-studies"),
+    *(
+        "sigterm-slow-data",
+        "memory-real",
+        "auto-batch-evaluation",
+        "auto-batch-study",
+        "moved-run",
+        "sigterm-jobs",
+        "nan-in-a-study",
+    ),
 }
 
 

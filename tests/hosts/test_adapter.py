@@ -10,6 +10,7 @@ from torch import nn
 import attngraft
 from attngraft.hosts import find_host, patched_class, register_host
 from attngraft.hosts.timm.vit import TimmViT
+from attngraft.tensors import meta_device
 from tests.grafting.test_apply import tiny_swin, tiny_vit
 
 
@@ -74,7 +75,7 @@ def test_a_projection_without_parameters_is_refused() -> None:
 
 
 def test_geometry_of_a_vit() -> None:
-    with torch.device("meta"):
+    with meta_device():
         host = find_host(timm.create_model("deit_small_distilled_patch16_224"))
     attention, mlp = (site.geometry for site in host.sites[:2])
     assert (attention.tokens, attention.prefix_tokens, attention.class_token, attention.grid) == (
@@ -89,7 +90,7 @@ def test_geometry_of_a_vit() -> None:
 
 
 def test_geometry_of_a_swin() -> None:
-    with torch.device("meta"):
+    with meta_device():
         host = find_host(timm.create_model("swin_tiny_patch4_window7_224"))
     attention, mlp = (site.geometry for site in host.sites[:2])
     assert (attention.tokens, attention.sequences, attention.grid, attention.window) == (49, 64, (56, 56), (7, 7))
@@ -111,7 +112,7 @@ def test_geometry_of_a_swin() -> None:
     ],
 )
 def test_published_sizes_are_recognized(name: str) -> None:
-    with torch.device("meta"):
+    with meta_device():
         model = timm.create_model(name)
     if name == "vit_small_patch16_18x2_224":
         with pytest.raises(attngraft.HostError, match="ParallelThingsBlock"):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import timm
 from torch import nn
 
 import attngraft
@@ -121,19 +123,6 @@ def test_each_reason_is_named_once() -> None:
     assert text == "a.one, a.two needs a. b.one needs b."
 
 
-PICKLE = """
-import pickle, sys, timm, attngraft
-from transformers import ViTConfig, ViTModel
-sizes = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
-models = [
-    ViTModel(ViTConfig(**sizes, image_size=8, patch_size=4)),
-    timm.create_model("xcit_nano_12_p16_224", img_size=32, embed_dim=16, depth=1, num_heads=2, cls_attn_layers=1),
-]
-attngraft.graft(models[0], "horizontal + cb_s")
-attngraft.graft(models[1], "horizontal@cls_attn_blocks.*")
-with open(sys.argv[1], "wb") as file:
-    pickle.dump(models, file)
-"""
 UNPICKLE = """
 import pickle, sys, attngraft
 with open(sys.argv[1], "rb") as file:
@@ -146,7 +135,15 @@ for model in models:
 
 @pytest.mark.slow
 def test_patched_classes_of_a_table_are_unpickled_in_a_fresh_process(tmp_path: Path) -> None:
-    pytest.importorskip("transformers", reason="needs transformers: pip install 'attngraft[hf]'")
-    run(PICKLE, str(tmp_path / "models.pickle"))
+    transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'attngraft[hf]'")
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    tiny = {"img_size": 32, "embed_dim": 16, "depth": 1, "num_heads": 2, "cls_attn_layers": 1}
+    models = [
+        transformers.ViTModel(transformers.ViTConfig(**sizes, image_size=8, patch_size=4)),
+        timm.create_model("xcit_nano_12_p16_224", **tiny),
+    ]
+    attngraft.graft(models[0], "horizontal + cb_s")
+    attngraft.graft(models[1], "horizontal@cls_attn_blocks.*")
+    (tmp_path / "models.pickle").write_bytes(pickle.dumps(models))
     found = run(UNPICKLE, str(tmp_path / "models.pickle")).splitlines()
     assert found == ["['GraftedViTAttention', 'GraftedViTLayer']", "['GraftedClassAttn']"]

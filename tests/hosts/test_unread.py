@@ -12,6 +12,7 @@ from torch import nn
 
 import attngraft
 from attngraft.hosts.unread import UNREAD, why_unread
+from attngraft.tensors import meta_device
 
 
 @pytest.mark.parametrize("name", UNREAD)
@@ -27,7 +28,7 @@ def test_every_class_is_in_timm(name: str) -> None:
 
 
 def test_the_refusal_of_a_convolutional_network_names_its_attention() -> None:
-    with torch.device("meta"):
+    with meta_device():
         model = timm.create_model("lambda_resnet26t")
     with pytest.raises(
         attngraft.HostError, match=r"Its attention is not supported: LambdaLayer: it is linear.*list hosts"
@@ -48,7 +49,7 @@ def test_the_refusal_of_other_vit_blocks_names_the_reason(block: str, why: str) 
 
     if not hasattr(vision_transformer, block):
         pytest.skip(f"timm {timm.__version__} has no {block}")
-    with torch.device("meta"):
+    with meta_device():
         model = vision_transformer.VisionTransformer(
             img_size=16, patch_size=8, embed_dim=24, depth=1, num_heads=3, block_fn=getattr(vision_transformer, block)
         )
@@ -57,7 +58,7 @@ def test_the_refusal_of_other_vit_blocks_names_the_reason(block: str, why: str) 
 
 
 def test_a_difference_of_two_softmaxes_is_refused_with_the_reason() -> None:
-    with torch.device("meta"):
+    with meta_device():
         model = timm.create_model("vit_tiny_patch16_224", img_size=16, patch_size=8, depth=1, attn_layer="diff")
     with pytest.raises(attngraft.HostError, match="its attention is DiffAttention: its map is the difference of two"):
         attngraft.plan(model, "horizontal")

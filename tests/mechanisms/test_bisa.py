@@ -18,6 +18,7 @@ from attngraft.mechanisms.bisa import BidirectionalAttention, MixVariant, refere
 from attngraft.mechanisms.bisa.branch import mlp_hidden
 from attngraft.mechanisms.bisa.mix import BidirectionalMix
 from attngraft.mechanisms.registry import graft_types
+from attngraft.tensors import meta_device
 
 LEVIT = Projection(bias=False, norm="batch", activation="hard_swish")
 
@@ -257,7 +258,7 @@ def test_the_mlp_is_no_larger_than_the_hypernetwork() -> None:
     ("classes", "plain", "grafted"), [(100, 27_596_254, 27_699_038), (1000, 28_288_354, 28_391_138)]
 )
 def test_swin_t_as_the_paper_counts_it(classes: int, plain: int, grafted: int) -> None:
-    with torch.device("meta"):
+    with meta_device():
         model = timm.create_model("swin_tiny_patch4_window7_224", num_classes=classes)
     assert parameters(model) == plain
     report = attngraft.graft(model, "bisa@layers.0")

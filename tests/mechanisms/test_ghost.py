@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import attngraft
 from attngraft.errors import GraftSpecError, HostError, UsageError
 from attngraft.mechanisms.local.ghost import GhostHead
+from attngraft.tensors import meta_device
 from tests.seeding import seed
 
 TINY: dict[str, Any] = {
@@ -137,7 +138,7 @@ def test_sites_that_cannot_take_it_say_why() -> None:
 
 
 def test_table_11_is_a_vit_with_average_pooling() -> None:
-    with torch.device("meta"):
+    with meta_device():
         host = timm.create_model("deit_tiny_patch16_224", class_token=False, global_pool="avg")
     report = attngraft.plan(host, "ghost")
     assert report.parameters == 12 * 2 * 6 * 27**2

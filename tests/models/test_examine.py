@@ -10,13 +10,14 @@ from torch import nn
 import attngraft
 from attngraft.errors import HostError
 from attngraft.models.examine import examine
+from attngraft.tensors import meta_device
 
 LEVIT = {"img_size": 48, "stem_type": "s16", "embed_dim": (16, 24), "key_dim": 4, "depth": (1, 1), "num_heads": (2, 3)}
 TINY = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
 
 
 def made(name: str, **arguments: object) -> nn.Module:
-    with torch.device("meta"):
+    with meta_device():
         return timm.create_model(name, **arguments).eval()
 
 
@@ -134,7 +135,7 @@ def test_models_of_transformers() -> None:
     assert (found.adapter, found.sites) == (None, ())
     assert [(each.path, each.module) for each in found.unread] == [(f"h.{i}.attn", "GPT2Attention") for i in (0, 1)]
     sizes = {"vocab_size": 20, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}
-    with torch.device("meta"):
+    with meta_device():
         t5 = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0))
     found = examine(t5)
     assert found.adapter == "hf.t5"

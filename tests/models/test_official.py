@@ -20,6 +20,7 @@ import attngraft.models  # registers the models
 from attngraft.errors import AttngraftError, HostError, UsageError
 from attngraft.models.bixt.model import checkpoint_refusal_fn
 from attngraft.models.weights import load_official
+from attngraft.tensors import meta_device
 
 NAME = "bixt_ti_l64_p16"
 TINY: dict[str, Any] = {"img_size": 32, "patch_size": 8, "stride": 8, "embed_dim": 24, "num_heads": 6, "num_latents": 4}
@@ -118,7 +119,7 @@ def test_a_file_without_positions_serves_a_model_with_them(tmp_path: Path) -> No
 
 def test_the_published_name_of_224_pixels_serves_that_of_384(tmp_path: Path) -> None:
     """The whole model, of which only one tensor has another shape."""
-    with torch.device("meta"):
+    with meta_device():
         small, large = timm.create_model(NAME), timm.create_model(f"{NAME}_ft384")
     state = {
         name: torch.empty(0).expand(value.shape) if 0 in value.shape else torch.zeros(1).expand(value.shape)

@@ -17,6 +17,7 @@ import attngraft
 import attngraft.models
 from attngraft.models.t2t_vit import Scaled, T2TViT, sinusoids
 from attngraft.models.tokens_to_token import TokenPerformer, TokenTransformer
+from attngraft.tensors import meta_device
 from attngraft.training.optimizer import parameter_groups
 from attngraft.training.recipe import OptimizerConfig
 from tests.contract.timm.test_t2t_vit import TINY
@@ -67,7 +68,7 @@ def with_biases(layers: dict[str, tuple], prefix: str) -> dict[str, tuple]:
 
 @pytest.mark.parametrize("name", list(SIZES))
 def test_sizes(name: str) -> None:
-    with torch.device("meta"):
+    with meta_device():
         model = timm.create_model(name)
     assert round(sum(p.numel() for p in model.parameters()) / 1e6, 1) == SIZES[name][0]
     assert sum(buffer.numel() for buffer in model.buffers()) == SIZES[name][1]
@@ -75,7 +76,7 @@ def test_sizes(name: str) -> None:
 
 
 def test_names_and_shapes_are_the_authors() -> None:
-    with torch.device("meta"):
+    with meta_device():
         model = timm.create_model("t2t_vit_14")
     assert {name: tuple(value.shape) for name, value in model.state_dict().items()} == official_shapes()
 

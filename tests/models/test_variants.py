@@ -9,6 +9,7 @@ from timm.models.mlp_mixer import MlpMixer
 
 import attngraft
 import attngraft.models  # registers them
+from attngraft.tensors import meta_device
 
 SMALL = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 5}
 
@@ -57,7 +58,7 @@ def test_blocks_before_the_extra_half_are_a_host() -> None:
     ("variant", "parameters"), [("replaced", 21_459_304), ("compensated", 22_049_896), ("appended", 29_164_712)]
 )
 def test_parameters_of_uniform_vits(variant: str, parameters: int) -> None:
-    with torch.device("meta"):
+    with meta_device():
         model = timm.create_model(f"vit_small_patch16_224_cb_{variant}")
     assert sum(p.numel() for p in model.parameters()) == parameters
 

@@ -17,6 +17,7 @@ from attngraft.dispatch import ENVIRONMENT
 from attngraft.papers.compute import compute_table
 from attngraft.papers.counters import FvcoreCounts, count_as_fvcore, count_bixt
 from attngraft.papers.schema import load_paper
+from attngraft.tensors import meta_device
 from attngraft.timing.macs import count_macs, count_parameters
 
 #: rows of the reference counts by the names of ours; the others have the names of the official models
@@ -34,7 +35,7 @@ SMALL: dict[str, Any] = {"in_chans": 2, "num_classes": 5, "embed_dim": 16, "num_
 
 
 def on_meta(name: str, **args: Any) -> tuple[nn.Module, torch.Tensor]:
-    with torch.device("meta"):
+    with meta_device():
         model = attngraft.create_model(name, **args)
         size = args.get("img_size", model.default_cfg["input_size"][1])
         return model, torch.empty(1, model.in_chans, size, size)

@@ -22,6 +22,7 @@ from attngraft.papers.counters import (
     count_cb_multiplications,
     count_hv,
 )
+from attngraft.tensors import meta_device
 from tests.slow import slow_but
 
 IMAGE = (torch.empty(1, 3, 224, 224, device="meta"),)
@@ -29,7 +30,7 @@ HV_SPECS = {"baseline": None, "hor": "horizontal", "ver": "vertical", "hor+ver":
 
 
 def on_meta(name: str, graft: str | None = None, **args: int) -> nn.Module:
-    with torch.device("meta"):
+    with meta_device():
         return attngraft.create_model(name, graft=graft, **args)
 
 

@@ -73,7 +73,7 @@ def test_other_hosts_share_all_but_the_model(tmp_path: Path) -> None:
     assert not any("trained on different examples" in note for note in result.notes)
 
 
-@pytest.mark.slow
+@pytest.mark.product  # CI runs a demo, which is more
 def test_everything(tmp_path: Path) -> None:
     result = compare(tiny(tmp_path, time_budget="2m", epochs=3, seeds=1))
     assert result.epochs == 3

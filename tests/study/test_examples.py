@@ -14,6 +14,7 @@ from attngraft.study import load_result, runner
 from attngraft.study.checks import check_variants
 from attngraft.study.config import StudyConfig, read_study_file, study_from_dict
 from attngraft.study.plan import resolve_runs
+from attngraft.tensors import meta_device
 from attngraft.timing import count_macs
 from attngraft.training.build import build_model, model_data_config
 from tests.slow import product_but
@@ -48,7 +49,7 @@ def test_bixt_is_set_against_hosts_of_as_many_macs(name: str) -> None:
     assert len({(seen["input_size"], seen["mean"], seen["std"], seen["interpolation"]) for seen in inputs}) == 1
     macs = []
     for recipe in recipes:
-        with torch.device("meta"):
+        with meta_device():
             model = build_model(recipe, {"num_classes": 20 if name == "tiny_imagenet20" else 10}, load_weights=False)
             macs.append(count_macs(model, torch.zeros(1, *inputs[0]["input_size"])))
     assert max(macs) / min(macs) < 1.03, macs

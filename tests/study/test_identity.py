@@ -50,11 +50,13 @@ HOSTS: dict[str, dict[str, Any]] = {
 }
 SETTINGS = ["train.batch_size=256", "train.drop_path=0.1", "task.augment.padding=1", "task.augment.mixup=0.2"]
 HOOK_POINTS = ["tokens", "mlp.mid"]
+#: batch norms may differ, so LeViT is in CI; Swin, of layer norms as ViT, on demand
+MARKS = {"levit_128s": pytest.mark.slow, "swin_tiny_patch4_window7_224": pytest.mark.product}
 
 
 @pytest.fixture(
     scope="module",
-    params=[name if name.startswith("vit") else pytest.param(name, marks=pytest.mark.slow) for name in HOSTS],
+    params=[pytest.param(name, marks=MARKS.get(name, ())) for name in HOSTS],
 )
 def study(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, StudyResult]:
     out = tmp_path_factory.mktemp("control")

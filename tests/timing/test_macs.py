@@ -10,6 +10,7 @@ import timm
 import torch
 from torch import nn
 
+from attngraft.tensors import meta_device
 from attngraft.timing.macs import activation_bytes, count_macs, count_parameters
 
 
@@ -37,7 +38,7 @@ def test_the_same_on_both_devices(device: str):
 @pytest.mark.slow
 def test_reference_counts(shared: Path):
     for name, expected in json.loads((shared / "facts" / "cb_counts.json").read_text())["models"].items():
-        with torch.device("meta"):
+        with meta_device():
             model = timm.create_model(name)
         assert count_parameters(model) == expected["params"], name
         assert count_macs(model, torch.empty(1, 3, 224, 224, device="meta")) == expected["macs"], name

@@ -30,6 +30,7 @@ HOSTS: dict[str, dict[str, Any]] = {
     },
     "levit_128s": LEVIT,
 }
+MARKS = {"swin_tiny_patch4_window7_224": pytest.mark.slow, "levit_128s": pytest.mark.product}
 
 
 def recipe_of(host: str, *, graft: str | None = None, weights: Path | None = None) -> Recipe:
@@ -76,7 +77,7 @@ def before_training(host: str, graft: str, weights: Path, folder: Path) -> dict[
 
 @pytest.mark.parametrize(
     "host",
-    [name if name.startswith("vit") else pytest.param(name, marks=pytest.mark.slow) for name in HOSTS],
+    [pytest.param(name, marks=MARKS.get(name, ())) for name in HOSTS],
 )
 @pytest.mark.slow
 def test_every_identity_form_scores_what_the_host_scores(

@@ -54,7 +54,7 @@ class TestBert(TransformersContract):
         return BertModel(BertConfig(**TINY_TEXT), add_pooling_layer=False)
 
 
-@pytest.mark.slow
+@pytest.mark.product
 class TestBertWithEveryGraft(TestBert):
     specs: ClassVar = GRAFTS
     refused: ClassVar = {**TestBert.refused, "ghost": "are not on a grid"}
@@ -73,7 +73,7 @@ class TestBertAsDecoder(TransformersContract):
         return BertModel(BertConfig(**TINY_TEXT, is_decoder=True, use_cache=False), add_pooling_layer=False)
 
 
-@pytest.mark.slow
+@pytest.mark.product
 class TestRoberta(TransformersContract):
     """RoBERTa, whose positions start after the padding index."""
 
@@ -83,7 +83,7 @@ class TestRoberta(TransformersContract):
         return RobertaModel(RobertaConfig(**TINY_TEXT), add_pooling_layer=False)
 
 
-@pytest.mark.slow
+@pytest.mark.product
 class TestXLMRoberta(TransformersContract):
     """RoBERTa's layout with separate classes."""
 
@@ -93,7 +93,7 @@ class TestXLMRoberta(TransformersContract):
         return XLMRobertaModel(XLMRobertaConfig(**TINY_TEXT), add_pooling_layer=False)
 
 
-@pytest.mark.slow
+@pytest.mark.product
 class TestCamembert(TransformersContract):
     """RoBERTa's layout with separate classes."""
 
@@ -103,7 +103,7 @@ class TestCamembert(TransformersContract):
         return CamembertModel(CamembertConfig(**TINY_TEXT), add_pooling_layer=False)
 
 
-@pytest.mark.slow
+@pytest.mark.product
 class TestElectra(TransformersContract):
     """ELECTRA, whose embeddings have another width."""
 

@@ -1,4 +1,4 @@
-"""Quick parts of the contract for text models whose full contract is slow."""
+"""Quick parts of the contract for text models whose full contract is slow, or on demand."""
 
 from __future__ import annotations
 

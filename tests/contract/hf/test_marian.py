@@ -44,7 +44,7 @@ class TestBart(SequenceContract):
         return BartModel(BartConfig(**SIZES))
 
 
-@pytest.mark.slow
+@pytest.mark.product
 class TestM2M100(SequenceContract):
     """M2M100 and NLLB, with pre-norm layers and scaled embeddings; a start token other than padding has a position."""
 
@@ -54,7 +54,7 @@ class TestM2M100(SequenceContract):
         return M2M100Model(M2M100Config(**{**SIZES, "decoder_start_token_id": 1}))
 
 
-@pytest.mark.slow
+@pytest.mark.product
 class TestMBart(SequenceContract):
     """mBART, with pre-norm layers and a norm after each stack."""
 

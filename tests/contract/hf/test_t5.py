@@ -58,7 +58,7 @@ class TestGatedT5(TestT5):
         return transformers.T5Model(transformers.T5Config(**SIZES, feed_forward_proj="gated-gelu"))
 
 
-@pytest.mark.slow
+@pytest.mark.product
 class TestMT5Encoder(_Chosen):
     """mT5's encoder alone."""
 

@@ -17,6 +17,7 @@ from tests.contract.stirring import stir
 from tests.contract.test_compile_export import check_compile, check_export, grafted
 from tests.contract.tester import GRAFTS, ONE_PER_STAGE, HostContract, assert_same_host, snapshot
 from tests.contract.timm.test_vit import NO_CLASS_TOKEN, NO_WINDOWS
+from tests.slow import product_but
 
 #: 8 tokens on 2 x 4, 3 latents
 TINY: dict[str, Any] = {"img_size": (16, 32), "patch_size": 8, "stride": 8, "num_latents": 3, "embed_dim": 24}
@@ -235,8 +236,7 @@ def test_a_feature_getter_takes_grafts() -> None:
     assert not torch.equal(after, before[0])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("contract", [TestBixt, TestSequential, TestIterative])
+@pytest.mark.parametrize("contract", product_but([TestBixt, TestSequential, TestIterative], [TestBixt]))
 def test_it_exports(contract: type[HostContract]) -> None:
     check_export(grafted(contract, f"bisa@{contract.where['bisa']} + vertical + cb(at=both)"))
 

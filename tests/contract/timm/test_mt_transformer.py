@@ -14,6 +14,7 @@ import attngraft.models  # registers the model
 from tests.contract.stirring import stir
 from tests.contract.test_compile_export import check_compile, check_export, grafted
 from tests.contract.tester import HostContract
+from tests.slow import product_but
 
 TINY: dict[str, Any] = {"vocab_size": 30, "dim": 24, "heads": 3, "hidden": 40, "positions": 16, "dropout": 0.0}
 #: grafts for the encoder only, because the decoder is causal
@@ -64,7 +65,7 @@ class Part(nn.Module):
         return getattr(self.model, self.method)(*inputs)
 
 
-@pytest.mark.parametrize("spec", [None, pytest.param("horizontal + vertical", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("spec", product_but([None, "horizontal + vertical"], ["horizontal + vertical"]))
 def test_encoder_and_decoding_step_export(spec: str | None) -> None:
     model = TestMtTransformer().make_again()
     if spec is not None:
@@ -100,7 +101,7 @@ def test_it_compiles_and_exports_with_grafts() -> None:
         check_export(model)
 
 
-@pytest.mark.slow
+@pytest.mark.product
 def test_it_compiles() -> None:
     check_compile(TestMtTransformer().make_again(), backend="aot_eager")
 

@@ -36,7 +36,7 @@ class TestSwin(HostContract):
         return timm.create_model("swin_tiny_patch4_window7_224", img_size=28, **TINY)
 
 
-@pytest.mark.slow
+@pytest.mark.product
 class TestSwinWithEveryGraft(TestSwin):
     """Swin with every graft."""
 

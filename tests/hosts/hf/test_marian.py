@@ -42,7 +42,7 @@ class TestBart(TestMarian):
         return kind(transformers.BartConfig(**{**SIZES, **config}))
 
 
-@pytest.mark.slow
+@pytest.mark.product
 class TestM2M100(TestMarian):
     def made(self, *, head: bool, **config: Any) -> Any:
         kind = transformers.M2M100ForConditionalGeneration if head else transformers.M2M100Model

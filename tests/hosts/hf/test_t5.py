@@ -46,7 +46,7 @@ class TestT5(Generates):
         assert seen[0].abs().max() > 65504 and torch.isfinite(seen[0]).all()
 
 
-@pytest.mark.slow
+@pytest.mark.product
 class TestGatedMT5(TestT5):
     def made(self, *, head: bool, **config: Any) -> Any:
         kind = transformers.MT5ForConditionalGeneration if head else transformers.MT5Model

@@ -20,6 +20,7 @@ from attngraft.errors import HostError, UsageError
 from attngraft.models.bixt.baselines import Iterative, Sequential
 from attngraft.models.bixt.latent_model import LatentModel
 from attngraft.models.bixt.registration import BASELINES
+from attngraft.tensors import meta_device
 from tests.listening import Heard
 
 SMALL: dict[str, Any] = {
@@ -63,7 +64,7 @@ def test_all_are_registered():
 @pytest.mark.parametrize(("layers", "depth"), [(5, 8), (1, 22)])
 @pytest.mark.parametrize("sets", [1, 2])
 def test_an_iterative_model_has_its_cross_attentions_once(layers: int, depth: int, sets: int):
-    with torch.device("meta"):
+    with meta_device():
         model = timm.create_model(f"iterative_sa{layers}_d{depth}_k{sets}")
     numbers = sum(parameter.numel() for parameter in model.parameters())
     assert numbers == 365_800 + sets * 445_248 + layers * depth * 444_864
@@ -72,7 +73,7 @@ def test_an_iterative_model_has_its_cross_attentions_once(layers: int, depth: in
 
 @pytest.mark.parametrize("depth", [11, 12])
 def test_a_sequential_layer_has_two_projections_more(depth: int):
-    with torch.device("meta"):
+    with meta_device():
         ours, bixt = timm.create_model(f"sequential_d{depth}"), timm.create_model("bixt_ti_h3_l64_p16", depth=depth)
     more = sum(p.numel() for p in ours.parameters()) - sum(p.numel() for p in bixt.parameters())
     assert more == (depth - 1) * 2 * (192 * 192 + 192)

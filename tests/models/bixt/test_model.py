@@ -16,6 +16,7 @@ from torch import nn
 
 from attngraft.errors import UsageError
 from attngraft.models.bixt.model import BiXT
+from attngraft.tensors import meta_device
 from attngraft.training.optimizer import parameter_groups
 from attngraft.training.recipe import OptimizerConfig
 from tests.models.bixt.tiny import TINY, images, tiny
@@ -341,7 +342,7 @@ def test_copies() -> None:
 @varied
 def test_made_without_memory(changes: dict[str, Any]) -> None:
     model = tiny(**changes)
-    with torch.device("meta"):
+    with meta_device():
         empty = tiny(**changes, scramble=False)
     assert all(value.is_meta for value in empty.state_dict().values())
     assert empty(torch.empty(2, 3, 16, 16, device="meta")).shape == (2, 5)
@@ -351,7 +352,7 @@ def test_made_without_memory(changes: dict[str, Any]) -> None:
 
 def test_weights_made_later() -> None:
     """`init_weights` fills a model that was made without memory, its position codes too."""
-    with torch.device("meta"):
+    with meta_device():
         model = tiny(scramble=False)
     model.to_empty(device="cpu")
     model.init_weights()

@@ -15,6 +15,7 @@ from torch import Tensor
 import attngraft
 from attngraft.models.bixt.model import BiXT
 from attngraft.models.bixt.registration import NAMES, arguments
+from attngraft.tensors import meta_device
 from tests.models.bixt.tiny import TINY, images, tiny
 
 #: official names -> parameters
@@ -67,7 +68,7 @@ COUNTED = {
 
 
 def made(name: str, **changes: Any) -> BiXT:
-    with torch.device("meta"):
+    with meta_device():
         model: BiXT = timm.create_model(name, **changes)
     return model
 

@@ -21,6 +21,7 @@ from attngraft.errors import HostError
 from attngraft.models.elsa.blocks import WindowAttention
 from attngraft.models.elsa.registration import VARIANTS
 from attngraft.models.elsa.swin import ElsaSwin, ElsaSwinBackbone, checkpoint_filter_fn
+from attngraft.tensors import meta_device
 
 TINY: dict[str, Any] = {
     "img_size": 64,
@@ -49,7 +50,7 @@ def images(*, height: int = 64, width: int = 64, channels: int = 3) -> Tensor:
 def test_the_names_make_the_published_models() -> None:
     assert set(timm.list_models("elsa_swin_*")) == set(VARIANTS) == set(PARAMETERS)
     for name, count in PARAMETERS.items():
-        with torch.device("meta"):
+        with meta_device():
             model = timm.create_model(name)
         assert sum(p.numel() for p in model.parameters()) == count
         config = model.pretrained_cfg
@@ -66,7 +67,7 @@ def test_parameters_are_those_counted(shared: Path) -> None:
 def test_a_ghost_head_of_both_matrices_is_what_the_paper_did_not_use() -> None:
     """Its Table 4: 28,999,858 without, 29,140,978 with the addend; both would be 29,282,098."""
     for changes, count in (({"gamma": 0}, 28_999_858), ({"lam": 1}, 29_282_098)):
-        with torch.device("meta"):
+        with meta_device():
             model = timm.create_model("elsa_swin_tiny", **changes)
         assert sum(p.numel() for p in model.parameters()) == count
 

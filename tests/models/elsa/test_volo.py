@@ -16,6 +16,7 @@ from attngraft.errors import GraftSpecError
 from attngraft.mechanisms.local.hadamard import HadamardAttention
 from attngraft.models.elsa.registration import FINE_TUNED, VOLO_VARIANTS
 from attngraft.models.elsa.volo import ElsaVolo
+from attngraft.tensors import meta_device
 from tests.seeding import seed
 
 TINY: dict[str, Any] = {
@@ -45,7 +46,7 @@ def tiny(**changes: Any) -> Any:
     ],
 )
 def test_sizes(name: str, parameters: int) -> None:
-    with torch.device("meta"):
+    with meta_device():
         model = timm.create_model(name)
         volo = timm.create_model(name.removeprefix("elsa_") + "_224")
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
@@ -61,7 +62,7 @@ def test_all_are_registered() -> None:
 
 @pytest.mark.parametrize(("name", "size", "crop"), [("elsa_volo_d1_384", 384, 1.0), ("elsa_volo_d5_512", 512, 1.15)])
 def test_sizes_to_fine_tune_on(name: str, size: int, crop: float) -> None:
-    with torch.device("meta"):
+    with meta_device():
         model = timm.create_model(name)
     assert model.pretrained_cfg["input_size"] == (3, size, size)
     assert model.pretrained_cfg["crop_pct"] == crop

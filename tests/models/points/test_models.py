@@ -12,6 +12,7 @@ from attngraft.errors import UsageError
 from attngraft.models.points.bixt import BiXTPointParts, BiXTPoints
 from attngraft.models.points.pointmlp import PointMLP, PointMLPParts, checkpoint_filter_fn
 from attngraft.models.points.pointnet import PointNet, PointNet2
+from attngraft.tensors import meta_device
 
 SMALL = {"embed_dim": 24, "depth": 4, "num_heads": 3, "num_latents": 5, "num_classes": 4}
 CLASSIFIERS: dict[str, Callable[[], nn.Module]] = {
@@ -80,7 +81,7 @@ def parameters(model: nn.Module) -> int:
     ],
 )
 def test_numbers_of_parameters(model: Callable[[], nn.Module], number: int) -> None:
-    with torch.device("meta"):
+    with meta_device():
         assert parameters(model()) == number
 
 

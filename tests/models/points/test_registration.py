@@ -14,6 +14,7 @@ import attngraft.models  # registers the models
 from attngraft.hosts.parts import model_parts
 from attngraft.models.host_input import host_input
 from attngraft.models.points.registration import MODELS
+from attngraft.tensors import meta_device
 
 #: with the default arguments
 PARAMETERS = {
@@ -36,7 +37,7 @@ def test_the_table_is_complete() -> None:
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_a_name_makes_a_model(name: str) -> None:
-    with torch.device("meta"):
+    with meta_device():
         model = timm.create_model(name)
     assert sum(parameter.numel() for parameter in model.parameters()) == PARAMETERS[name]
     parts = model_parts(model)

@@ -208,7 +208,6 @@ def test_the_card_of_an_exported_model(study: Path, tmp_path: Path) -> None:
     assert "colors" not in card and str(tmp_path.parent) not in card
 
 
-@pytest.mark.slow
 def test_analyses_and_the_explorer(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [grafted] = [path / "seed0" for path in (study / "runs").iterdir() if path.name != "baseline"]
     assert run("analyze", "distance", "curves", "--study", study, "--limit", 2) == 0

@@ -175,8 +175,6 @@ def test_a_study_shares_the_tokenizer_of_equal_hosts(tmp_path: Path) -> None:
     command += [
         "--graft",
         "cb",
-        "--graft",
-        "bisa",
         "--data",
         str(data),
         "--seeds",
@@ -193,7 +191,7 @@ def test_a_study_shares_the_tokenizer_of_equal_hosts(tmp_path: Path) -> None:
     assert any("Inputs are prepared differently" in note for note in result["notes"])
     own = [path.read_text() for path in sorted(out.glob("runs/*/*/fitted/tokenizer.json"))]
     shared = (out / "fitted" / FILE).read_text()
-    assert len(own) == 4 and own.count(shared) == 3
+    assert len(own) == 3 and own.count(shared) == 2
     assert "Class by class" in (out / "report.html").read_text()
 
 
