@@ -126,6 +126,21 @@ def test_the_guide_of_translation_prints_its_study() -> None:
         assert min(rates, key=lambda rate: float(rates[rate]["last_perplexity_mean"])) == "2e-3"
 
 
+def test_the_guide_of_point_clouds_prints_its_study() -> None:
+    page = (ROOT / "docs/guide/points.md").read_text(encoding="utf-8")
+    for name, row in results("modelnet10").items():
+        plain = name == "baseline"
+        # a step of the other models has 16 clouds, PointNet's has 32
+        time = (1 if plain else 2 * float(row["train_time_ratio"])) * int(row["epochs"]) / 25
+        cells = ["PointNet" if plain else name, f"{float(row['parameters']):,.0f}", row["epochs"], f"{time:.2f}"]
+        for metric in ("top1", "balanced_accuracy"):
+            mean, deviation = (f"{100 * float(row[f'last_{metric}_{what}']):.2f}" for what in ("mean", "deviation"))
+            cells.append(f"{mean} ± {deviation}")
+        gain, low, high = ("" if plain else points(row[key]) for key in ("difference", "interval_low", "interval_high"))
+        cells.append("" if plain else f"{gain}, {low} to {high}, {row['verdict']}")
+        assert f"| {' | '.join(cells)} |" in page
+
+
 @pytest.mark.parametrize("study", ["camvid-swin", "camvid-vit"])
 def test_the_guide_of_segmentation_prints_its_studies(study: str) -> None:
     page = (ROOT / "docs/guide/segmentation.md").read_text(encoding="utf-8")
