@@ -73,7 +73,7 @@ def load(
     Raises:
         ExportError: no such folder, a newer format, a damaged or wrong file; the message names the file and the remedy.
         HostError, UsageError: the installed package does not have the host, or the host is a `module:` host and
-            `trust_code` is not set.
+            `trust_code` is not set; or the device is unknown.
     """
     check_types(path=(path, str, os.PathLike), device=(device, str, torch.device))
     folder = Path(path)
@@ -81,10 +81,14 @@ def load(
     for name in (WEIGHTS, GRAFTS):
         check_file(folder / name, folder)
     with from_folder(trust_code=trust_code, allow_download=allow_download), naming(folder / MANIFEST):
-        return _load(folder, manifest, device)
+        model = _load(folder, manifest)
+    try:
+        return model.to(device)
+    except (RuntimeError, AssertionError) as error:  # unknown device, or torch was built without it
+        raise UsageError(f"device {device}: {str(error).splitlines()[0]}") from None
 
 
-def _load(folder: Path, manifest: Manifest, device: str | torch.device) -> nn.Module:
+def _load(folder: Path, manifest: Manifest) -> nn.Module:
     model = create_host(manifest)
     if manifest.grafted:
         try:
@@ -99,10 +103,7 @@ def _load(folder: Path, manifest: Manifest, device: str | torch.device) -> nn.Mo
     for _, site in sites_with_detached(model):
         site.whole = False  # the folder lacks the weights that grafts replace
     _mark_folded(model, manifest)
-    try:
-        return model.to(device=device, dtype=getattr(torch, manifest.dtype)).eval()
-    except (RuntimeError, AssertionError) as error:  # unknown device, or torch was built without it
-        raise UsageError(f"device {device}: {str(error).splitlines()[0]}") from None
+    return model.to(dtype=getattr(torch, manifest.dtype)).eval()
 
 
 def open_task(manifest: Manifest, folder: Path) -> Task:

@@ -149,6 +149,20 @@ def test_wrong_coco_files(tmp_path: Path, polygon: list[Any], twice: str | None,
         opened(tmp_path).train.label(0)
 
 
+def test_run_lengths_of_another_size_are_refused(tmp_path: Path) -> None:
+    save(tmp_path / "0.png", np.zeros((*SIZE, 3)))
+    lengths = {"size": SIZE[::-1], "counts": [8, 2, 4, 2, 32]}  # width and height swapped: as many pixels
+    content = {
+        "images": [{"id": 7, "file_name": "0.png", "width": 8, "height": 6}],
+        "categories": [{"id": 1, "name": "cup"}],
+        "annotations": [{"image_id": 7, "category_id": 1, "segmentation": lengths}],
+    }
+    for split in ("train", "val"):
+        (tmp_path / f"instances_{split}.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"the run lengths are of [\[(]8, 6[\])], not \[6, 8\] \(height, width\)"):
+        opened(tmp_path).train.label(0)
+
+
 def test_coco_panoptic(tmp_path: Path) -> None:
     segments = np.zeros((*SIZE, 3))
     segments[1:3], segments[3:] = (5, 1, 0), (9, 0, 2)

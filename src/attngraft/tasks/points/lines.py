@@ -55,7 +55,7 @@ class Lines:
             if line and not line.startswith(("#", "//")):
                 self.numbers.append(number)
                 self.texts.append(line)
-            if len(self.texts) > MOST:
+            if number - first >= MOST:
                 raise DataError(f"{path}: has more than {MOST:,} lines; save it in a binary format (.npy, .ply)")
 
     def __len__(self) -> int:

@@ -19,7 +19,7 @@ from PIL import Image, ImageDraw
 
 from attngraft.errors import DataError
 from attngraft.opening import DAMAGE, JSON_LIMIT, read_mapping
-from attngraft.suggest import cut
+from attngraft.suggest import cut, quoted
 from attngraft.tasks.images.boundaries import IGNORED
 from attngraft.tasks.segmentation.files import Stored, image_size, read_mask
 
@@ -179,6 +179,8 @@ def _mask(annotation: Mapping[str, Any], size: tuple[int, int]) -> np.ndarray:
         lengths = _lengths(counts) if isinstance(counts, str) else counts
         if sum(lengths) != size[0] * size[1] or min(lengths, default=0) < 0:
             raise ValueError(f"the run lengths have {sum(lengths):,} pixels, the image {size[0] * size[1]:,}")
+        if list(given.get("size", size[::-1])) != [*size[::-1]]:
+            raise ValueError(f"the run lengths are of {quoted(given['size'])}, not {[*size[::-1]]} (height, width)")
         flat = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
         return flat.reshape(size).T
     picture = Image.new("1", size)
