@@ -143,6 +143,7 @@ def facts(names: list[str], target: np.ndarray) -> dict[str, object]:
         "classes": names,
         "sizes": {"train": 5 * len(target), "val": len(target)},
         "counts": {"train": {name: 5 * count for name, count in counts.items()}, "val": counts},
+        "input": {"size": [3, 224, 224], "eval_crop_pct": 0.9},
         "notes": [],
     }
 

@@ -66,6 +66,8 @@ def make_run(
         "counts": {"train": dict.fromkeys(classes, 8), "val": dict.fromkeys(classes, 2)},
         "input": {"size": [3, size, size], "eval_crop_pct": 0.9},
     }
+    if task["name"] == "segmentation":
+        facts |= {"colors": [[0, 0, 0]] * len(classes), "pixels": {"train": [1] * len(classes)}}
     run.write_recipe(described)
     run.write_data(model_args={"num_classes": len(classes)}, facts=facts)
     metric = "image_ap" if task["name"] == "multilabel" else "top1"

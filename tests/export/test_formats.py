@@ -45,7 +45,7 @@ def hosts_of(graft: str) -> tuple[str, str]:
 
 #: every graft and ghost head on two blocks, as many beside each other as go together; alone on demand
 BESIDE = [
-    ("bisa@blocks.0 + misa@blocks.1 + cb_gate + se", "vit"),
+    ("bisa@blocks.0 + misa@blocks.1 + cb_gate + se + identity", "vit"),
     ("ghost@blocks.0 + uniform_heads@blocks.1 + cb + cb_hybrid", "vit"),
     ("ghost(mul=3, add=0.5)@blocks.0 + cb_s + horizontal + vertical", "vit"),
     ("horizontal", "vit"),

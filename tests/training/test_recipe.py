@@ -29,7 +29,7 @@ from attngraft.yaml_config import parse_yaml, read_yaml
 @pytest.mark.parametrize("name", packaged_recipes())
 def test_packaged_recipes_load_and_their_task_reads_its_section(name: str) -> None:
     recipe = load_recipe(name)
-    section = {**recipe.task, "data": recipe.task.get("data", {"source": "digits"})}
+    section = {**recipe.task, "data": {"source": "digits", **recipe.task.get("data", {})}}
     section.pop("name")
     load_task(recipe.task["name"]).from_config(section, seed=0)
     assert recipe_from_dict(recipe_to_dict(recipe)) == recipe

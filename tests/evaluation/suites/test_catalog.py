@@ -118,7 +118,7 @@ def evaluated(folder: Path, task: type[Toy], suite: str) -> SuiteRun:
 def test_suites_are_those_of_the_tasks() -> None:
     assert load_task("text_classification").suites() == {}
     assert load_task("classification").suites() is load_task("multilabel").suites() is catalog.suites()
-    assert list(suites()) == [*catalog.suites(), "static"]
+    assert list(suites()) == [*catalog.suites(), *load_task("points").suites(), "static"]
 
 
 def test_a_suite_of_another_kind_of_examples(tmp_path: Path) -> None:
