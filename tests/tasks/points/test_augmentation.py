@@ -72,7 +72,12 @@ def test_noise_has_its_standard_deviation() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value", "message"),
-    [("scale", [1.5, 0.5], "scale: must be two increasing"), ("shift", -1, "shift"), ("noise", -0.1, "noise")],
+    [
+        ("scale", [1.5, 0.5], "scale: must be two increasing"),
+        ("shift", -1, "shift"),
+        ("shift", 1e308, "between 0 and 100"),
+        ("noise", -0.1, "noise"),
+    ],
 )
 def test_wrong_settings(field: str, value: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):

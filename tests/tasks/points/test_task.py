@@ -87,6 +87,18 @@ def test_hosts_of_other_inputs_are_refused(task: str, host: str, message: str, t
         Loaded(recipe(tmp_path, host, {"name": task}))
 
 
+@pytest.mark.parametrize("host", HOSTS)
+def test_the_smallest_batch_trains_and_a_smaller_one_is_refused(host: str, tmp_path: Path) -> None:
+    loaded = Loaded(recipe(tmp_path, host))
+    least = 1 if loaded.task.refuse_batch(1, processes=1) == "" else 2
+    assert loaded.task.refuse_batch(2, processes=1) == ""
+    split, model = loaded.data.train, loaded.build().train()
+    assert model(split.collate([split[0, index] for index in range(least)])["points"]).isfinite().all()
+    if least == 2:
+        with pytest.raises(ValueError, match="more than 1 value per channel"):
+            model(split.collate([split[0, 0]])["points"])
+
+
 def test_votes_are_a_mean_over_scales() -> None:
     points, seen = torch.randn(2, 5, 6), list[torch.Tensor]()
 

@@ -13,11 +13,12 @@ class PointModel(nn.Module):
     labels: ClassVar[Literal["clouds", "points"]]  #: what is classified
     num_classes: int
     in_chans: int
+    least_batch = 1  #: smallest batch in training; 2 if a batch norm has one value per cloud
 
     @property
     def attngraft_input(self) -> dict[str, Any]:
         """The kind of inputs, for tasks."""
-        return {"kind": "points", "labels": self.labels}
+        return {"kind": "points", "labels": self.labels, "least_batch": self.least_batch}
 
     @property
     def pretrained_cfg(self) -> dict[str, Any]:

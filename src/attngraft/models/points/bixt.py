@@ -264,6 +264,7 @@ class BiXTPointParts(PointPartModel, _Frame):
     ) -> None:
         super().__init__(in_chans, last=last, neighbors=neighbors, reducers=reducers, **frame)
         self.num_classes, self.categories = num_classes, categories
+        self.least_batch = 2 if self.group == "hierarchy" else 1  # of the decoder
         self.category = nn.Linear(categories, self.embed_dim) if use_category else None
         if self.group == "hierarchy":
             widths = [self.embed_dim] * (len(self.blocks) + 1)

@@ -97,6 +97,8 @@ class PointMLP(PointClassifier, _Stages):
     `blocks=(1, 1, 2, 1)` and `res_expansion=0.25`.
     """
 
+    least_batch = 2
+
     def __init__(
         self,
         *,
@@ -134,6 +136,8 @@ class PointMLPParts(PointPartModel, _Stages):
 
     16.76M parameters with 50 parts and 16 categories.
     """
+
+    least_batch = 2
 
     def __init__(
         self,

@@ -50,6 +50,8 @@ class PointNet(PointClassifier):
         drop_rate: dropout before the last layer.
     """
 
+    least_batch = 2
+
     def __init__(
         self,
         *,
@@ -115,6 +117,8 @@ class PointNet2(PointClassifier):
         in_chans: 3 for coordinates, 6 with normals.
         drop_rate: dropout in the head.
     """
+
+    least_batch = 2
 
     def __init__(self, *, num_classes: int = 40, in_chans: int = 3, drop_rate: float = 0.4) -> None:
         super().__init__()

@@ -8,6 +8,8 @@ from attngraft.tasks.classification.config import LossConfig
 from attngraft.tasks.classification.config import MetricsConfig as ClassMetricsConfig
 from attngraft.tasks.images.config import DataConfig
 
+LARGEST = 100  #: factor, shift or noise of the augmentation, relative to the unit ball
+
 
 @dataclass(frozen=True, kw_only=True)
 class PointDataConfig:
@@ -55,9 +57,9 @@ class PointAugmentConfig:
 
     def __post_init__(self) -> None:
         low, high = self.scale
-        require(self, "scale", 0 < low <= high, "must be two increasing numbers above 0")
-        require(self, "shift", self.shift >= 0, "must not be negative")
-        require(self, "noise", self.noise >= 0, "must not be negative")
+        require(self, "scale", 0 < low <= high <= LARGEST, f"must be two increasing numbers above 0, at most {LARGEST}")
+        for name in ("shift", "noise"):
+            require(self, name, 0 <= getattr(self, name) <= LARGEST, f"must be between 0 and {LARGEST}")
 
 
 @dataclass(frozen=True, kw_only=True)

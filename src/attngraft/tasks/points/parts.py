@@ -22,7 +22,7 @@ from attngraft.tasks.points.metrics import category_means, constant_statistics, 
 from attngraft.tasks.points.opened import OpenedClouds, open_clouds, sampling_of
 from attngraft.tasks.points.part_codec import PartsCodec
 from attngraft.tasks.points.split import PointSplit, Sampling
-from attngraft.tasks.points.task import SOURCES, check_host, input_facts
+from attngraft.tasks.points.task import SOURCES, check_host, input_facts, refuse_batch
 from attngraft.tasks.points.voting import mean_probabilities
 from attngraft.tasks.task import Batch, Loss, StepContext, TaskData
 
@@ -56,6 +56,7 @@ class PointParts(ConfiguredTask):
     def __init__(self, config: PointPartsConfig, *, seed: int) -> None:
         super().__init__(config, seed=seed)
         self._normals: bool | None = None  # whether a trained model gets normals
+        self._least = 1  # smallest batch
         self._parts: Sequence[Sequence[int]] = ()  # of each category; set by load and codec
 
     def use_fitted_transform(self, facts: Mapping[str, Any]) -> None:
@@ -63,6 +64,7 @@ class PointParts(ConfiguredTask):
 
     def load(self, *, model_data_config: Mapping[str, Any]) -> TaskData:
         check_host(self.name, model_data_config, labels="points", other="points")
+        self._least = model_data_config["least_batch"]
         config, source = self.config, open_clouds(self.config, saved_split=self._saved_split)
         self._random_split = source.drawn
         self._parts = [list((source.parts or {})[number]) for number in range(len(source.classes))]
@@ -96,6 +98,9 @@ class PointParts(ConfiguredTask):
 
     def _count(self) -> int:
         return 1 + max(max(own, default=0) for own in self._parts)
+
+    def refuse_batch(self, size: int, *, processes: int) -> str:
+        return refuse_batch(size, self._least)
 
     # -- training and inference ----------------------------------------------------------------------------------------
 

@@ -52,12 +52,14 @@ class Points(LabelTask):
     def __init__(self, config: PointsConfig, *, seed: int) -> None:
         super().__init__(config, seed=seed)
         self._normals: bool | None = None  # whether a trained model gets normals
+        self._least = 1  # smallest batch
 
     def use_fitted_transform(self, facts: Mapping[str, Any]) -> None:
         self._normals = facts["input"]["normals"]
 
     def load(self, *, model_data_config: Mapping[str, Any]) -> TaskData:
         check_host(self.name, model_data_config, labels="clouds", other="point_parts")
+        self._least = model_data_config["least_batch"]
         config, source = self.config, open_clouds(self.config, saved_split=self._saved_split)
         self._random_split = source.drawn
         self.set_classes(source.classes, np.bincount(source.train.categories, minlength=len(source.classes)))
@@ -79,6 +81,9 @@ class Points(LabelTask):
             facts=printable(facts),
             refusal=source.refusal,
         )
+
+    def refuse_batch(self, size: int, *, processes: int) -> str:
+        return refuse_batch(size, self._least)
 
     def to_model(self, batch: Batch) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         return (batch["points"],), {}
@@ -122,6 +127,13 @@ class Points(LabelTask):
         return SuiteSupport(
             access=PointAccess(), losses=losses, columns=("target", "predicted", "confidence"), subset=subset
         )
+
+
+def refuse_batch(size: int, least: int) -> str:
+    """Return why training on micro-batches of `size` clouds fails, and the remedy, or an empty string."""
+    if size >= least:
+        return ""
+    return f"this host's batch norms need {least} or more clouds per micro-batch and process; use larger batches"
 
 
 def check_host(task: str, host: Mapping[str, Any], *, labels: str, other: str) -> None:
