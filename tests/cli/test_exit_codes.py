@@ -207,3 +207,14 @@ def test_a_run_that_fails(here: Path, tmp_path: Path, capsys: pytest.CaptureFixt
 def test_the_cpu_as_the_device(here: Path, tmp_path: Path) -> None:
     assert call([*TRAIN, "--out", str(tmp_path / "run"), "--device", "cpu"]) == 0
     assert os.environ["ACCELERATE_USE_CPU"] == "true"
+
+
+@pytest.mark.parametrize("command", [["predict", RUN, "--text"], ["explore", "--model", RUN, "--text"]])
+def test_text_in_another_encoding(
+    place: Path, command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "ein \udcff"])
+    assert ended.value.code == 2
+    assert "--text: the text is not UTF-8" in capsys.readouterr().err

@@ -8,7 +8,16 @@ import typer
 from attngraft.cli.evaluate import Weights
 from attngraft.cli.models import host_options, open_cloud_models, open_models, open_text_models
 from attngraft.cli.output import echo
-from attngraft.cli.values import ALLOW_DOWNLOAD, DEVICE, HOST_ARG, HOST_WEIGHTS, MODEL, TRUST_CODE, limit_downloads
+from attngraft.cli.values import (
+    ALLOW_DOWNLOAD,
+    DEVICE,
+    HOST_ARG,
+    HOST_WEIGHTS,
+    MODEL,
+    TRUST_CODE,
+    check_text,
+    limit_downloads,
+)
 from attngraft.errors import UsageError
 
 
@@ -96,6 +105,8 @@ def explore(
         raise UsageError(
             "give either --image FILE, or for models of texts --text TEXT, or for models of point clouds --cloud FILE"
         )
+    for option, given in {"--text": text, "--target": target}.items():
+        check_text(given or "", option=option)
     if target is not None and text is None:
         raise UsageError(f"--target belongs to --text TEXT, not to {'an image' if cloud is None else 'a point cloud'}")
     if image is None and host != HostOptions():

@@ -17,6 +17,7 @@ from attngraft.cli.values import (
     ALLOW_DOWNLOAD,
     DEVICE,
     TRUST_CODE,
+    check_text,
     find_files,
     find_images,
     find_lines,
@@ -116,6 +117,8 @@ def predict(
 
     given = [*(inputs or []), *(more or [])]
     nothing = "nothing to predict: give images, or for a text model a table or --text TEXT"
+    for each in text or []:
+        check_text(each, option="--text")
     if not given and not text and sys.stdin.isatty():
         raise UsageError(nothing)
     if out is None or not out.is_dir():

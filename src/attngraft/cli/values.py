@@ -150,6 +150,18 @@ def assignments(texts: Sequence[str], *, option: str) -> dict[str, Any]:
     return values
 
 
+def check_text(text: str, *, option: str) -> None:
+    """Check that the text of an option is Unicode.
+
+    Raises:
+        UsageError: it contains bytes that are not UTF-8.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{option}: the text is not UTF-8; write it to a file in UTF-8, or type it again") from None
+
+
 def find_images(arguments: Sequence[str], *, stdin: IO[bytes] | None = None) -> list[str]:
     """Return the image files named by `arguments`, in order.
 

@@ -108,3 +108,9 @@ def test_colors_are_not_taken_for_normals(tmp_path: Path) -> None:
     assert "they are no normals" in opened.notes[0]
     assert open_clouds(config(path, normals=True)).train.has_normals
     assert open_clouds(config(write_shapes(path, normals=True, train=4))).train.has_normals
+
+
+@pytest.mark.parametrize("points", [0, 10**9])
+def test_the_number_of_points_is_bounded(points: int) -> None:
+    with pytest.raises(ConfigError, match=r"task\.points: must be between 1 and 1,000,000"):
+        read(PointsConfig, {"data": {"source": "x.npz"}, "points": points}, where="task")

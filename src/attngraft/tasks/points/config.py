@@ -8,6 +8,7 @@ from attngraft.tasks.classification.config import LossConfig
 from attngraft.tasks.classification.config import MetricsConfig as ClassMetricsConfig
 from attngraft.tasks.images.config import DataConfig
 
+MOST_POINTS = 1_000_000  #: of a cloud; more fill the memory
 LARGEST = 100  #: factor, shift or noise of the augmentation, relative to the unit ball
 
 
@@ -88,7 +89,7 @@ class PointsConfig:
     metrics: ClassMetricsConfig = field(default_factory=ClassMetricsConfig)
 
     def __post_init__(self) -> None:
-        require(self, "points", self.points >= 1, "must be at least 1")
+        require(self, "points", 1 <= self.points <= MOST_POINTS, f"must be between 1 and {MOST_POINTS:,}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,5 +139,5 @@ class PointPartsConfig:
     metrics: PartMetricsConfig = field(default_factory=PartMetricsConfig)
 
     def __post_init__(self) -> None:
-        require(self, "points", self.points >= 1, "must be at least 1")
+        require(self, "points", 1 <= self.points <= MOST_POINTS, f"must be between 1 and {MOST_POINTS:,}")
         require(self, "smoothing", 0 <= self.smoothing < 1, "must lie in [0, 1)")
