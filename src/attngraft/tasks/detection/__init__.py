@@ -1,0 +1,1 @@
+"""Detection of objects and instance masks."""
