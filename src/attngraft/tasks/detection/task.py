@@ -1,0 +1,230 @@
+"""Detection: boxes and instance masks of objects, by a detector around the grafted host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from attngraft.errors import ConfigError, DataError
+from attngraft.files import printable
+from attngraft.models.dense import detector, padded_size
+from attngraft.results.measured import Measured
+from attngraft.results.records import Records, RecordTable
+from attngraft.results.sections import Section
+from attngraft.tasks.configured import ConfiguredTask
+from attngraft.tasks.detection.codec import DetectionCodec
+from attngraft.tasks.detection.config import PRIMARY, DetectionConfig
+from attngraft.tasks.detection.facts import DetectionFacts
+from attngraft.tasks.detection.floor import threshold_regions
+from attngraft.tasks.detection.inference import detect
+from attngraft.tasks.detection.metrics import FLOOR, METRICS, image_statistics, measure
+from attngraft.tasks.detection.objects import Objects
+from attngraft.tasks.detection.sections import sections
+from attngraft.tasks.detection.source import ObjectSource, open_objects
+from attngraft.tasks.detection.split import ObjectSplit
+from attngraft.tasks.images.inputs import HostInput
+from attngraft.tasks.task import Batch, Loss, StepContext, TaskData, unwrapped
+
+
+class Detection(ConfiguredTask):
+    """Detection of objects, with or without instance masks.
+
+    A training batch is `{"image": [(C, h, w) uint8, ...], "target": [...]}`, with the targets of `models.dense.Detector`.
+    An evaluation batch has resized images, the objects in pixels of the original image, and its size.
+    """
+
+    name = "detection"
+    default_recipe = "small-detection"
+    primary = "mask_ap"  # default; the recipe can set another metric
+    metrics: ClassVar = METRICS
+    capabilities = frozenset({"data_check", "export", "folds", "halving", "predict"})
+    has_light_inference = True
+    sources = "a folder with COCO annotations, instance masks, YOLO labels or Pascal VOC annotations, such as ./nuclei"
+    config: DetectionConfig
+    config_class = DetectionConfig
+    facts_class = DetectionFacts
+
+    def __init__(self, config: DetectionConfig, *, seed: int) -> None:
+        primary = config.metrics.primary or PRIMARY[config.head]
+        super().__init__(replace(config, metrics=replace(config.metrics, primary=primary)), seed=seed)
+        self._host: HostInput  # set by load and codec
+
+    # -- data ----------------------------------------------------------------------------------------------------------
+
+    def load(self, *, model_data_config: Mapping[str, Any]) -> TaskData:
+        config, host, source = self.config, HostInput.from_model(model_data_config), self.open_source()
+        if config.head != "faster_rcnn" and not source.masks:
+            raise DataError(
+                f"{source.where}: its objects have no masks, but {config.head} predicts them; add --set task.head=faster_rcnn"
+            )
+        counted = {name: check_objects(images) for name, images in source.parts().items()}
+        self._random_split, self._host = source.drawn, host
+        canvas = self._canvas(model_data_config)
+        notes = list(source.notes)
+        if canvas:
+            notes.append(
+                f"The host takes images of one size, so images are resized to fit into {canvas[0]} x {canvas[1]}."
+            )
+        most = max(each.most for each in counted.values())
+        if most > config.test.detections:
+            notes.append(
+                f"An image has {most} objects, but at most {config.test.detections} are detected; use --set "
+                f"task.test.detections={most}."
+            )
+        untrained = [
+            name for name, count in zip(source.classes, counted["train"].objects, strict=True) if count == 0
+        ]  # fmt: skip
+        if untrained:
+            notes.append(f"Classes without a training object: {', '.join(untrained)}.")
+        splits = {
+            name: ObjectSplit(
+                images,
+                host=host,
+                augment=config.augment if name == "train" else None,
+                test=config.test,
+                canvas=canvas,
+                masks=config.head != "faster_rcnn",
+                seed=self.seed,
+            )
+            for name, images in source.parts().items()
+        }
+        return TaskData(
+            train=splits["train"],
+            val=splits["val"],
+            test=splits.get("test"),
+            model_args={
+                "num_classes": 0,
+                **({"img_size": list(canvas)} if canvas else model_data_config["any_size"]),
+            },
+            facts=printable(self._facts(source, counted, notes)),
+        )
+
+    def _canvas(self, host: Mapping[str, Any]) -> tuple[int, int] | None:
+        """Return the height and width of the input of a host that takes images of one size, else None."""
+        if host["any_size"] is not None:
+            return None
+        return padded_size(self.config.augment.crop or host["input_size"][1:])
+
+    def _facts(self, source: ObjectSource, counted: Mapping[str, Any], notes: Sequence[str]) -> dict[str, Any]:
+        facts: dict[str, Any] = {
+            "task": self.name,
+            "source": self.config.data.source,
+            "kind": "images with masks of objects" if source.masks else "images with boxes",
+            "where": source.where,
+            "split": source.origin,
+            "classes": list(source.classes),
+            "category_ids": list(source.category_ids),
+            "sizes": {name: len(images) for name, images in source.parts().items()},
+            "objects": {name: each.objects.tolist() for name, each in counted.items()},
+            "has_masks": source.masks,
+            "input": self._host.facts(),
+            "split_digest": split_digest(source.val),
+            "check": {"train_digest": split_digest(source.train)},
+            **({} if source.test is None else {"test_digest": split_digest(source.test)}),
+            "notes": list(notes),
+        }
+        return facts | ({"split_file": SPLIT_FILE} if source.drawn else {})
+
+    def open_source(self) -> ObjectSource:
+        """Return the images with objects, split.
+
+        Raises:
+            DataError: the data cannot be used.
+        """
+        return open_objects(self.config.data, saved_split=self._saved_split)
+
+    def open_examples(self, names: Sequence[str]) -> list[tuple[Image.Image, Objects]]:
+        """Return images and objects by name, of any split.
+
+        Raises:
+            DataError: the data have changed.
+        """
+        source = self.open_source()
+        where = {name: (part, index) for part in source.parts().values() for index, name in enumerate(part.names)}
+        if lost := [name for name in names if name not in where]:
+            raise DataError(f"{source.where}: no image {lost[0]} any more; restore it")
+        return [(part.image(index), part.objects(index)) for part, index in map(where.__getitem__, names)]
+
+    # -- model ---------------------------------------------------------------------------------------------------------
+
+    def build(self, host: nn.Module, facts: Mapping[str, Any]) -> nn.Module:
+        config = self.config
+        model = detector(
+            host,
+            classes=len(facts["classes"]),
+            head=config.head,
+            options=config.options,
+            width=config.width,
+            box_width=config.box_width,
+            mask_layers=config.mask_layers,
+            anchors=config.anchors,
+            detections=config.test.detections,
+            min_score=config.test.min_score,
+            nms=config.test.nms,
+        )
+        if config.freeze_norm:
+            model.freeze_norms()
+        return model
+
+    def needs_unwrapped(self, model: nn.Module) -> bool:
+        return True
+
+    def prepare(self, batch: Batch, *, epoch: int, step: int) -> Batch:
+        return {**batch, "image": [self._host.normalize(image) for image in batch["image"]]}
+
+    def step(self, model: nn.Module, batch: Batch, at: StepContext) -> Mapping[str, Loss]:
+        return {name: Loss(mean=value) for name, value in model(batch["image"], batch["target"]).items()}
+
+    # -- predictions ---------------------------------------------------------------------------------------------------
+
+    def infer(self, model: nn.Module, batch: Batch, *, full: bool = True) -> Records:
+        """Return the matches of each image; without `full`, without boundaries and the precision without training."""
+        called, rows, outputs = unwrapped(model), [], []
+        for image, shown, size, objects in zip(
+            *(batch[name] for name in ("image", "shown", "size", "objects")), strict=True
+        ):
+            found = detect(called, self._host.normalize(image), size=size, shown=shown)
+            row = image_statistics(found.scores, found.labels, found.boxes, found.masks, objects, boundaries=full)
+            if full and found.masks is not None and self._classes == 1:
+                row |= self._without_training(image[:, : shown[0], : shown[1]], size, objects)
+            rows.append(row)
+            outputs.append({"box": found.boxes.astype(np.float32)} | _encoded(found.masks))
+        return Records(
+            statistics={name: [row[name] for row in rows] for name in rows[0]},
+            outputs={name: [each[name] for each in outputs] for name in outputs[0]},
+        )
+
+    def _without_training(self, image: Tensor, size: tuple[int, int], objects: Objects) -> dict[str, np.ndarray]:
+        resized = F.interpolate(image[None].cpu(), size, mode="nearest")[0]
+        scores, boxes, masks = threshold_regions(resized.numpy(), largest=self.config.test.detections)
+        found = image_statistics(scores, np.zeros(len(scores), int), boxes, masks, objects, boundaries=False)
+        names = ("score", "label", "mask_matched", "mask_ignored", "box_matched", "box_ignored")
+        return {f"{FLOOR}{name}": found[name] for name in names}
+
+    def codec(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> DetectionCodec:
+        return DetectionCodec(
+            HostInput.from_model(model_data_config),
+            self.config.test,
+            canvas=self._canvas(model_data_config),
+            classes=facts["classes"],
+            ids=facts["category_ids"],
+        )
+
+    # -- metrics -------------------------------------------------------------------------------------------------------
+
+    def measure(self, table: RecordTable, facts: Mapping[str, Any]) -> Measured:
+        return measure(table, classes=len(facts["classes"]))
+
+    def sections(self, predictions: Sequence[Mapping[str, Any]], *, facts: Mapping[str, Any]) -> list[Section]:
+        return sections(
+            predictions,
+            classes=facts["classes"],
+            objects=facts["objects"]["train"],
+            detections=self.config.test.detections,
+        )
