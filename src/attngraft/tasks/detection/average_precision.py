@@ -113,6 +113,8 @@ def _precision(weights: np.ndarray, ranked: np.ndarray, matched: np.ndarray, obj
     best = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
     with np.errstate(divide="ignore", invalid="ignore"):
         recall = right / objects[:, None]
-    reached = np.searchsorted(RECALLS, recall, side="right")  # recalls whose first sufficient rank is this one, or before
+    reached = np.searchsorted(
+        RECALLS, recall, side="right"
+    )  # recalls whose first sufficient rank is this one, or before
     steps = np.diff(reached, axis=1, prepend=0)
     return np.where(objects > 0, (steps * best).sum(axis=1) / len(RECALLS), np.nan)
