@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 #: task name -> "module:class"; imported on first use
 TASKS = {
     "classification": "attngraft.tasks.classification:Classification",
+    "detection": "attngraft.tasks.detection:Detection",
     "multilabel": "attngraft.tasks.multilabel:MultiLabel",
     "point_parts": "attngraft.tasks.points:PointParts",
     "points": "attngraft.tasks.points:Points",

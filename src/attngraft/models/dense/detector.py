@@ -42,8 +42,11 @@ class Detector(DenseModel):
         fpn: FeaturePyramidNetwork,
         rpn: RegionProposalNetwork,
         roi_heads: Stage | CascadeRoIHeads,
+        *,
+        canvas: Sequence[int] | None = None,
     ) -> None:
         super().__init__(host)
+        self.canvas = canvas
         self.levels, self.fpn, self.rpn, self.roi_heads = levels, fpn, rpn, roi_heads
 
     def pyramid(self, images: Tensor) -> dict[str, Tensor]:
@@ -72,7 +75,7 @@ class Detector(DenseModel):
             ValueError: there are no targets in training.
         """
         sizes = [(image.shape[-2], image.shape[-1]) for image in images]
-        height, width = padded_size([max(sides) for sides in zip(*sizes, strict=True)])
+        height, width = padded_size(self.canvas or [max(sides) for sides in zip(*sizes, strict=True)])
         batch = torch.stack([F.pad(each, (0, width - each.shape[-1], 0, height - each.shape[-2])) for each in images])
         maps = self.pyramid(batch)
         proposals, losses = self.rpn(ImageList(batch, sizes), maps, targets)
@@ -141,6 +144,7 @@ def detector(
     detections: int = 100,
     min_score: float = 0.05,
     nms: float = 0.5,
+    canvas: Sequence[int] | None = None,
 ) -> Detector:
     """Build a detector around a host, whose classifier and other unused modules are removed.
 
@@ -161,6 +165,7 @@ def detector(
         detections: most detections of an image.
         min_score: detections of a lower score are dropped.
         nms: IoU above which the weaker of two boxes of a class is dropped.
+        canvas: height and width to which images are padded, for hosts that take images of one size; None: see `Detector`.
 
     Raises:
         HostError: the host has no intermediate maps.
@@ -188,4 +193,5 @@ def detector(
         FeaturePyramidNetwork(neck.channels, width, LastLevelMaxPool()),
         RPN(grid, width=width, kept=1000 if papers else 2000, beta=BETA[loss]),
         CascadeRoIHeads(shared) if cascade else Stage(shared, loss=loss, best_of_objects=papers),
+        canvas=canvas,
     )

@@ -17,7 +17,7 @@ from attngraft.tasks.codec import Codec, Program
 from attngraft.tasks.detection.config import DetectionTestConfig
 from attngraft.tasks.detection.drawing import drawn
 from attngraft.tasks.detection.inference import Detected, detect
-from attngraft.tasks.detection.split import resized
+from attngraft.tasks.detection.augmentation import resized
 from attngraft.tasks.images.inputs import HostInput, image_to_tensor
 from attngraft.tasks.images.sources.decoding import decode, in_mode
 from attngraft.tasks.task import unwrapped
@@ -64,7 +64,7 @@ class DetectionCodec(Codec):
             return in_mode(decode(stream, where=raw), self.host.mode)
 
     def encode(self, inputs: Sequence[str]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """Return a list of normalized images (C, H, W), and the sizes of the originals and of their parts in these images.
+        """Return a list of resized and normalized images (C, h, w), and the heights and widths of the originals.
 
         Raises:
             DataError: a file cannot be read.
@@ -72,15 +72,14 @@ class DetectionCodec(Codec):
         images, sizes = [], []
         for each in inputs:
             original = image_to_tensor(self._opened(each))
-            image, shown = resized(original, self.test, self.canvas, fill=self.host.fill)
-            images.append(self.host.normalize(image))
-            sizes.append((tuple(original.shape[-2:]), shown))
+            images.append(self.host.normalize(resized(original, self.test, self.canvas)))
+            sizes.append(tuple(original.shape[-2:]))
         return (images, sizes), {}
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Detected]:
         """Return the detections of each image."""
         called = unwrapped(model)
-        return [detect(called, image, size=size, shown=shown) for image, (size, shown) in zip(*args, strict=True)]
+        return [detect(called, image, size) for image, size in zip(*args, strict=True)]
 
     def decode(self, outputs: Any) -> list[list[dict[str, Any]]]:
         """Return the detections of each image as COCO's results, with the name of the class."""

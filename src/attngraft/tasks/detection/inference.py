@@ -27,18 +27,18 @@ class Detected:
         return len(self.scores)
 
 
-def detect(model: nn.Module, image: Tensor, *, size: tuple[int, int], shown: tuple[int, int]) -> Detected:
+def detect(model: nn.Module, image: Tensor, size: tuple[int, int]) -> Detected:
     """Return the detections of an image, which is the only one of its batch: no padding changes them.
 
     Args:
         model: the detector, in evaluation mode.
         image: (C, H, W), resized and normalized.
         size: height and width of the original image.
-        shown: height and width of the part of `image` that it fills; the rest is padding.
     """
     found: dict[str, Tensor] = model([image])[0]
     order = found["scores"].argsort(descending=True, stable=True)
-    scale = torch.tensor([size[1] / shown[1], size[0] / shown[0]] * 2, dtype=torch.float64)
+    height, width = image.shape[-2:]
+    scale = torch.tensor([size[1] / width, size[0] / height] * 2, dtype=torch.float64)
     boxes = found["boxes"][order].cpu().double() * scale
     boxes[:, 0::2].clamp_(0, size[1])
     boxes[:, 1::2].clamp_(0, size[0])

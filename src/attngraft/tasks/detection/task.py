@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
@@ -17,10 +17,11 @@ from attngraft.models.dense import detector, padded_size
 from attngraft.results.measured import Measured
 from attngraft.results.records import Records, RecordTable
 from attngraft.results.sections import Section
+from attngraft.strict import FieldError
 from attngraft.tasks.configured import ConfiguredTask
 from attngraft.tasks.detection.codec import DetectionCodec
 from attngraft.tasks.detection.config import PRIMARY, DetectionConfig
-from attngraft.tasks.detection.facts import DetectionFacts
+from attngraft.tasks.detection.facts import ObjectFacts, crowded_note, read_facts
 from attngraft.tasks.detection.floor import threshold_regions
 from attngraft.tasks.detection.inference import detect
 from attngraft.tasks.detection.metrics import FLOOR, METRICS, image_statistics, measure
@@ -28,8 +29,31 @@ from attngraft.tasks.detection.objects import Objects
 from attngraft.tasks.detection.sections import sections
 from attngraft.tasks.detection.source import ObjectSource, open_objects
 from attngraft.tasks.detection.split import ObjectSplit
+from attngraft.tasks.facts import LARGEST, LARGEST_SIZE, Facts
 from attngraft.tasks.images.inputs import HostInput
-from attngraft.tasks.task import Batch, Loss, StepContext, TaskData, unwrapped
+from attngraft.tasks.images.sources.splitting import split_digest
+from attngraft.tasks.task import SPLIT_FILE, Batch, Loss, StepContext, TaskData, unwrapped
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectionFacts(Facts):
+    """Facts of detection."""
+
+    classes: list[str]
+    category_ids: list[int]  #: of the data, one per class
+    objects: dict[str, list[int]]  #: number of objects of each split and class, without crowds
+    canvas: list[int] | None  #: height and width of the input of a host that takes images of one size
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not len(self.classes) == len(self.category_ids) > 0:
+            raise FieldError("category_ids", "must have an id for each of the classes")
+        if len(self.objects.get("train", ())) != len(self.classes):
+            raise FieldError("objects.train", "must have a number of objects for each of the classes")
+        if any(not 0 <= number <= LARGEST for numbers in self.objects.values() for number in numbers):
+            raise FieldError("objects", "must be numbers of objects")
+        if self.canvas is not None and (len(self.canvas) != 2 or not all(0 < side <= LARGEST_SIZE for side in self.canvas)):
+            raise FieldError("canvas", "must be null, or a height and a width")
 
 
 class Detection(ConfiguredTask):
@@ -53,7 +77,8 @@ class Detection(ConfiguredTask):
     def __init__(self, config: DetectionConfig, *, seed: int) -> None:
         primary = config.metrics.primary or PRIMARY[config.head]
         super().__init__(replace(config, metrics=replace(config.metrics, primary=primary)), seed=seed)
-        self._host: HostInput  # set by load and codec
+        self._host: HostInput  # set by load
+        self._classes = 0
 
     # -- data ----------------------------------------------------------------------------------------------------------
 
@@ -63,20 +88,15 @@ class Detection(ConfiguredTask):
             raise DataError(
                 f"{source.where}: its objects have no masks, but {config.head} predicts them; add --set task.head=faster_rcnn"
             )
-        counted = {name: check_objects(images) for name, images in source.parts().items()}
-        self._random_split, self._host = source.drawn, host
+        counted = {name: read_facts(images, source.classes, name=name) for name, images in source.parts().items()}
+        self._random_split, self._host, self._classes = source.drawn, host, len(source.classes)
         canvas = self._canvas(model_data_config)
         notes = list(source.notes)
         if canvas:
             notes.append(
                 f"The host takes images of one size, so images are resized to fit into {canvas[0]} x {canvas[1]}."
             )
-        most = max(each.most for each in counted.values())
-        if most > config.test.detections:
-            notes.append(
-                f"An image has {most} objects, but at most {config.test.detections} are detected; use --set "
-                f"task.test.detections={most}."
-            )
+        notes += crowded_note(counted, config.test.detections)
         untrained = [
             name for name, count in zip(source.classes, counted["train"].objects, strict=True) if count == 0
         ]  # fmt: skip
@@ -86,6 +106,7 @@ class Detection(ConfiguredTask):
             name: ObjectSplit(
                 images,
                 host=host,
+                classes=source.classes,
                 augment=config.augment if name == "train" else None,
                 test=config.test,
                 canvas=canvas,
@@ -102,7 +123,7 @@ class Detection(ConfiguredTask):
                 "num_classes": 0,
                 **({"img_size": list(canvas)} if canvas else model_data_config["any_size"]),
             },
-            facts=printable(self._facts(source, counted, notes)),
+            facts=printable(self._facts(source, counted, notes, canvas)),
         )
 
     def _canvas(self, host: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -111,7 +132,7 @@ class Detection(ConfiguredTask):
             return None
         return padded_size(self.config.augment.crop or host["input_size"][1:])
 
-    def _facts(self, source: ObjectSource, counted: Mapping[str, Any], notes: Sequence[str]) -> dict[str, Any]:
+    def _facts(self, source: ObjectSource, counted: Mapping[str, ObjectFacts], notes: Sequence[str], canvas: Any) -> dict[str, Any]:
         facts: dict[str, Any] = {
             "task": self.name,
             "source": self.config.data.source,
@@ -122,8 +143,10 @@ class Detection(ConfiguredTask):
             "category_ids": list(source.category_ids),
             "sizes": {name: len(images) for name, images in source.parts().items()},
             "objects": {name: each.objects.tolist() for name, each in counted.items()},
-            "has_masks": source.masks,
+            "by_area": {name: list(each.by_area) for name, each in counted.items()},
+            "image": {"smallest": list(min(counted["train"].sizes)), "largest": list(max(counted["train"].sizes))},
             "input": self._host.facts(),
+            "canvas": None if canvas is None else list(canvas),
             "split_digest": split_digest(source.val),
             "check": {"train_digest": split_digest(source.train)},
             **({} if source.test is None else {"test_digest": split_digest(source.test)}),
@@ -167,6 +190,7 @@ class Detection(ConfiguredTask):
             detections=config.test.detections,
             min_score=config.test.min_score,
             nms=config.test.nms,
+            canvas=facts["canvas"],
         )
         if config.freeze_norm:
             model.freeze_norms()
@@ -186,15 +210,17 @@ class Detection(ConfiguredTask):
     def infer(self, model: nn.Module, batch: Batch, *, full: bool = True) -> Records:
         """Return the matches of each image; without `full`, without boundaries and the precision without training."""
         called, rows, outputs = unwrapped(model), [], []
-        for image, shown, size, objects in zip(
-            *(batch[name] for name in ("image", "shown", "size", "objects")), strict=True
-        ):
-            found = detect(called, self._host.normalize(image), size=size, shown=shown)
+        for image, size, objects in zip(*(batch[name] for name in ("image", "size", "objects")), strict=True):
+            found = detect(called, self._host.normalize(image), size)
             row = image_statistics(found.scores, found.labels, found.boxes, found.masks, objects, boundaries=full)
             if full and found.masks is not None and self._classes == 1:
-                row |= self._without_training(image[:, : shown[0], : shown[1]], size, objects)
+                row |= self._without_training(image, size, objects)
             rows.append(row)
-            outputs.append({"box": found.boxes.astype(np.float32)} | _encoded(found.masks))
+            outputs.append({"box": found.boxes.astype(np.float32)})
+            if found.masks is not None:
+                lengths = [len(mask["counts"]) for mask in found.masks]
+                counts = b"".join(mask["counts"] for mask in found.masks)
+                outputs[-1] |= {"mask": np.frombuffer(counts, dtype=np.uint8), "mask_length": np.array(lengths, dtype=np.int32)}
         return Records(
             statistics={name: [row[name] for row in rows] for name in rows[0]},
             outputs={name: [each[name] for each in outputs] for name in outputs[0]},
