@@ -71,7 +71,7 @@ def image_statistics(
         if boundaries:
             ious["boundary"], areas["boundary"] = boundary_ious(masks, objects.masks, objects.crowd), areas["mask"]
     found = {
-        "score": np.asarray(scores, dtype=np.float32),
+        "confidence": np.asarray(scores, dtype=np.float32),
         "label": np.asarray(labels, dtype=np.int32),
         "true_label": np.asarray(objects.labels, dtype=np.int32),
         "true_ignored": ignored_objects(objects.areas, objects.crowd).T.astype(np.uint8),
@@ -94,8 +94,8 @@ def image_statistics(
 
 def measure(table: RecordTable, *, classes: int, prefix: str = "") -> Measured:
     """Return the metrics of detections, or of those with a prefix of their columns (`FLOOR`)."""
-    lengths = np.array([len(each) for each in table[f"{prefix}score"]])
-    scores, labels = (_joined(table[f"{prefix}{name}"]) for name in ("score", "label"))
+    lengths = np.array([len(each) for each in table[f"{prefix}confidence"]])
+    scores, labels = (_joined(table[f"{prefix}{name}"]) for name in ("confidence", "label"))
     objects = np.repeat(np.arange(len(lengths)), [len(each) for each in table["true_label"]])
     true_labels, true_ignored = (_joined(table[name]) for name in ("true_label", "true_ignored"))
     true_ignored = true_ignored.reshape(-1, len(RANGES)).astype(bool)
@@ -148,6 +148,6 @@ def kinds_of_best(columns: Mapping[str, Any]) -> tuple[np.ndarray, int]:
     """
     ignored = _joined(columns["true_ignored"]).reshape(-1, len(RANGES))[:, 0]
     objects = int((ignored == 0).sum())
-    scores, kinds = _joined(columns["score"]), _joined(columns["kind"]).astype(int)
+    scores, kinds = _joined(columns["confidence"]), _joined(columns["kind"]).astype(int)
     best = np.argsort(-scores, kind="stable")[:objects]
     return np.bincount(kinds[best], minlength=6), objects

@@ -31,13 +31,13 @@ def sections(
     measured = [measure(_table(each), classes=len(classes)) for each in predictions]
     main = "mask_ap" if "mask_ap" in measured[0].statistics else "box_ap"
     found = [_classes(measured, main, classes, objects, detections), _errors(predictions)]
-    if f"{FLOOR}score" in predictions[0]:
+    if f"{FLOOR}confidence" in predictions[0]:
         found.append(_floor(predictions[0], measured))
     return found
 
 
 def _table(columns: Mapping[str, Any]) -> RecordTable:
-    return RecordTable(names=np.arange(len(columns["score"])), columns=columns)
+    return RecordTable(names=np.arange(len(columns["confidence"])), columns=columns)
 
 
 def _classes(

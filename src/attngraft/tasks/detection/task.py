@@ -230,7 +230,7 @@ class Detection(ConfiguredTask):
         resized = F.interpolate(image[None].cpu(), size, mode="nearest")[0]
         scores, boxes, masks = threshold_regions(resized.numpy(), largest=self.config.test.detections)
         found = image_statistics(scores, np.zeros(len(scores), int), boxes, masks, objects, boundaries=False)
-        names = ("score", "label", "mask_matched", "mask_ignored", "box_matched", "box_ignored")
+        names = ("confidence", "label", "mask_matched", "mask_ignored", "box_matched", "box_ignored")
         return {f"{FLOOR}{name}": found[name] for name in names}
 
     def codec(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> DetectionCodec:
