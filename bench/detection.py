@@ -1,6 +1,6 @@
 """Training steps of detectors, masks as run-length encodings, and average precision.
 
-    python bench/detection.py --threads 2 --out benchmarks/detection.json
+    python bench/detection.py --threads 1 --out benchmarks/detection.json
 
 Steps of Mask R-CNN on Swin-T are timed relative to torchvision's `MaskRCNN` around the same host and pyramid, whose losses
 must be equal with torchvision's options, and with grafts relative to the plain host. The cascade's step relative to Mask

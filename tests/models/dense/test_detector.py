@@ -89,6 +89,17 @@ def test_one_image(head: str, target: int) -> None:
     total.backward()
 
 
+@pytest.mark.parametrize("head", HEADS)
+def test_no_detections(head: str) -> None:
+    (found,) = cast(list[dict[str, Tensor]], small(head, min_score=0.99).eval()(images(SIZES[0])))
+    assert {name: each.shape for name, each in found.items() if name != "masks"} == {
+        "boxes": (0, 4),
+        "labels": (0,),
+        "scores": (0,),
+    }
+    assert head == "faster_rcnn" or found["masks"].shape == (0, 1, 28, 28)
+
+
 @pytest.mark.parametrize("family", ["vit", "pvt_v2", "resnet", "bixt"])
 def test_hosts_of_other_families(family: str) -> None:
     losses = cast(dict[str, Tensor], small(family=family).train()(images(*SIZES), TARGETS))
