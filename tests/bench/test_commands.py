@@ -58,6 +58,7 @@ COMMANDS = {
     "camvid": ["--data", str(CAMVID), "--epochs", "1", "--threads", "1"],
     "points": ["--threads", "1"],
     "segmentation": ["--size", "64", "--image", "32", "--threads", "1"],
+    "detection": ["--size", "60", "80", "--image", "32", "--threads", "1"],
     "translation": ["--tokens", "60", "--sentences", "4", "--decoded", "2", "--threads", "1"],
 }
 PARTS = {"products", "steps"}  #: modules that commands share
@@ -276,6 +277,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "local_filter": {"PIXELS": 14, "IMAGES": 1, "SECONDS": 0.01},
     "elsa_models": {"SMALL": 64, "LARGE": (128,)},
     "segmentation": {"WIDTH": 32},
+    "detection": {"CLASSES": 3, "NARROW": {"width": 16, "box_width": 16}, "OBJECTS": 2, "IMAGES": 2},
     "translation": {
         "SIZES": {"vocab_size": 50, "dim": 24, "depth": 1, "heads": 3, "hidden": 32},
         "WRITTEN": 4,
@@ -388,6 +390,6 @@ def test_every_command_runs(
     result = read_benchmark(out, BenchResult)
     assert json.loads(capsys.readouterr().out)["title"] == result.title
     assert result.measurements
-    assert name in ("triton_kernels", "compiled", "camvid") or all(
+    assert name in ("triton_kernels", "compiled", "camvid", "detection") or all(
         line.bar is not None for line in result.measurements if "products" not in line.name
     )

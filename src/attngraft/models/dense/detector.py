@@ -19,8 +19,8 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from attngraft.models.dense.cascade import CascadeRoIHeads
 from attngraft.models.dense.levels import Levels, host_levels
-from attngraft.models.dense.model import DenseModel, padded_size, prune
-from attngraft.models.dense.roi_heads import BETA, HeadOptions, Stage, Targets
+from attngraft.models.dense.model import DenseModel, batch_norms, padded_size, prune
+from attngraft.models.dense.roi_heads import BETA, BOX_SIDE, MASK_SIDE, HeadOptions, Stage, Targets
 
 Head = Literal["faster_rcnn", "mask_rcnn", "cascade_mask_rcnn"]
 Options = Literal["papers", "torchvision"]
@@ -81,6 +81,31 @@ class Detector(DenseModel):
         proposals, losses = self.rpn(ImageList(batch, sizes), maps, targets)
         found, others = self.roi_heads(maps, proposals, sizes, targets)
         return {**losses, **others} if self.training else found
+
+
+class FixedWork(nn.Module):
+    """A detector's layers on fixed numbers of boxes and masks, on any device, to count their multiply-adds.
+
+    Args:
+        model: the detector.
+        boxes: number of boxes of each stage.
+        masks: number of masks of each stage.
+    """
+
+    def __init__(self, model: Detector, *, boxes: int = 1000, masks: int = 100) -> None:
+        super().__init__()
+        self.model, self.boxes, self.masks = model, boxes, masks
+
+    def forward(self, images: Tensor) -> None:
+        """Call every layer on images (B, C, H, W) whose sizes are multiples of 32."""
+        maps = self.model.pyramid(images)
+        self.model.rpn.head(list(maps.values()))
+        for stage in (each for each in self.model.roi_heads.modules() if isinstance(each, Stage)):
+            pooled = maps["0"].new_zeros(self.boxes, maps["0"].shape[1], BOX_SIDE, BOX_SIDE)
+            stage.box_predictor(stage.box_head(pooled))
+            if stage.has_mask():
+                pooled = maps["0"].new_zeros(self.masks, maps["0"].shape[1], MASK_SIDE, MASK_SIDE)
+                stage.mask_predictor(stage.mask_head(pooled))
 
 
 class FloatRPNHead(RPNHead):
@@ -151,7 +176,7 @@ def detector(
     With `papers`, losses, matching and pooling are those of mmdetection: L1 for Faster and Mask R-CNN and GIoU for the
     cascade; aligned RoIAlign with an adaptive number of samples; in Faster and Mask R-CNN each object's best proposals
     matched to it; 1,000 proposals in training; no deltas and masks of the background. With `torchvision`, they are
-    torchvision's, whose weights fit.
+    torchvision's, whose weights fit; hosts with batch norms, such as ResNets, then have no norms at the levels.
 
     Args:
         host: the host, grafted or not.
@@ -172,7 +197,8 @@ def detector(
     """
     levels = host_levels(host)
     prune(host, [levels[-1].index])
-    neck, papers = Levels(levels), options == "papers"
+    papers = options == "papers"
+    neck = Levels(levels, norm=papers or not batch_norms(host))
     shared = HeadOptions(
         classes=classes,
         papers=papers,

@@ -22,19 +22,21 @@ class DenseModel(HostedModel):
     def freeze_norms(self) -> None:
         """Keep the host's batch norms in evaluation mode during training, without training their parameters."""
         self.frozen_norms = True
-        for module in self._host_norms():
+        for module in batch_norms(self.host):
             module.requires_grad_(False)
-
-    def _host_norms(self) -> list[nn.Module]:
-        norms = [(name, each) for name, each in self.host.named_modules() if isinstance(each, _BatchNorm)]
-        return [module for name, module in norms if not is_graft(name)]
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of all modules but frozen batch norms."""
         super().train(mode)
-        for module in self._host_norms() if self.frozen_norms else ():
+        for module in batch_norms(self.host) if self.frozen_norms else ():
             module.eval()
         return self
+
+
+def batch_norms(host: nn.Module) -> list[nn.Module]:
+    """Return the host's own batch norms, without those of grafts."""
+    norms = [(name, each) for name, each in host.named_modules() if isinstance(each, _BatchNorm)]
+    return [module for name, module in norms if not is_graft(name)]
 
 
 def padded_size(size: Sequence[int]) -> tuple[int, int]:

@@ -40,9 +40,9 @@ def masks_to_rle(
     Raises:
         ConfigError: faster-coco-eval is not installed.
     """
-    encode = mask_api().encode
+    api = mask_api()
     height, width = (int(side) for side in size)
-    plane = np.zeros((height, width), dtype=np.uint8, order="F")
+    plane = np.zeros((height, width), dtype=bool, order="F")
     padded, scale = expand_masks(probabilities.detach().float().cpu(), 1)
     found = []
     for mask, box in zip(padded, expand_boxes(boxes.detach().float().cpu(), scale).long().tolist(), strict=True):
@@ -51,6 +51,17 @@ def masks_to_rle(
         rows, columns = slice(max(y1, 0), min(y2 + 1, height)), slice(max(x1, 0), min(x2 + 1, width))
         inside = resized[rows.start - y1 : rows.stop - y1, columns.start - x1 : columns.stop - x1]
         plane[rows, columns] = (inside > threshold).numpy()
-        found.append(encode(plane))
-        plane[rows, columns] = 0
+        counts = _run_lengths(plane[:, columns].ravel(order="F"), before=columns.start * height, length=plane.size)
+        found.append(api.frPyObjects({"counts": counts, "size": [height, width]}, height, width))
+        plane[rows, columns] = False
     return found
+
+
+def _run_lengths(part: np.ndarray, *, before: int, length: int) -> list[int]:
+    """Return the lengths of alternating runs, first of zeros, of `length` values that are 0 outside of `part`.
+
+    Only `part` is read: of a large plane, columns of the box.
+    """
+    edges = np.flatnonzero(np.diff(part, prepend=False, append=False)) + before
+    lengths: list[int] = np.diff(edges[edges < length], prepend=0, append=length).tolist()
+    return lengths
