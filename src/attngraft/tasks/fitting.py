@@ -8,6 +8,7 @@ from typing import Any
 from attngraft.errors import AttngraftError, DataError
 from attngraft.files import user_path
 from attngraft.tasks.images.config import DataConfig
+from attngraft.tasks.images.folders import has_masks
 from attngraft.tasks.images.sources import coco, folder, huggingface, manifest, tar
 from attngraft.tasks.images.sources.base import TRAIN_NAMES
 from attngraft.tasks.images.sources.listing import is_image
@@ -25,7 +26,6 @@ from attngraft.tasks.images.sources.table import (
 )
 from attngraft.tasks.points.detection import point_task
 from attngraft.tasks.segmentation.columns import has_mask_column
-from attngraft.tasks.segmentation.folders import has_masks
 from attngraft.tasks.text.source import TEXT_NAMES
 from attngraft.tasks.translation.files import aligned_files, languages_of
 from attngraft.tasks.translation.source import NESTED, SIDES
