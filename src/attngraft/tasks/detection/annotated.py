@@ -178,7 +178,7 @@ class ObjectList:
     """
 
     def __init__(self, size: tuple[int, int], checks: Checks) -> None:
-        self._size, self._checks = size, checks
+        self.size, self._checks = size, checks
         self._boxes: list[Sequence[float]] = []
         self._labels: list[int] = []
         self._crowd: list[bool] = []
@@ -207,7 +207,7 @@ class ObjectList:
         self._checks.objects += 1
         if not len(box) and mask is not None:
             box = boxes_of([mask])[0].tolist()
-        width, height = self._size
+        width, height = self.size
         left, top, right, bottom = box
         inside = max(0.0, left), max(0.0, top), min(float(width), right), min(float(height), bottom)
         sides, visible = (right - left, bottom - top), (inside[2] - inside[0], inside[3] - inside[1])
@@ -237,7 +237,7 @@ class ObjectList:
             if area is not None:
                 areas[index] = area
         return ReadAnnotation(
-            self._size,
+            self.size,
             Objects(
                 boxes=boxes,
                 labels=np.array(self._labels, dtype=np.int64),

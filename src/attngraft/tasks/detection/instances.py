@@ -92,6 +92,13 @@ def _objects(masks: list[RunLengths]) -> Objects:
     )
 
 
+def has_nested(root: Path) -> bool:
+    """Return whether the folders in a folder, or in that of its training split, have folders of images and masks."""
+    folders = (path for path in (split_folder(root, "train") or root).iterdir() if path.is_dir())
+    first = next(folders, root)
+    return first != root and None not in (find_side(first, None, IMAGES), find_side(first, None, MASKS))
+
+
 def read_instances(root: Path, config: ObjectDataConfig) -> ReadObjects:
     """Find images and instance masks, which are opened on access.
 

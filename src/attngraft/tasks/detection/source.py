@@ -17,15 +17,20 @@ from attngraft.opening import access_errors
 from attngraft.tasks.detection.annotated import AnnotatedImages, ReadObjects
 from attngraft.tasks.detection.coco import OBJECTS, read_coco
 from attngraft.tasks.detection.config import ObjectDataConfig
-from attngraft.tasks.detection.instances import read_instances
+from attngraft.tasks.detection.instances import has_nested, read_instances
+from attngraft.tasks.detection.run_lengths import mask_api
+from attngraft.tasks.detection.voc import is_voc, read_voc
+from attngraft.tasks.detection.yolo import is_yolo, read_yolo
 from attngraft.tasks.images.coco import coco_files
-from attngraft.tasks.images.folders import SPLITS
+from attngraft.tasks.images.folders import SPLITS, has_masks
 from attngraft.tasks.images.sources.base import check_classes
 from attngraft.tasks.images.sources.splitting import divide
 
 _READERS: dict[str, Callable[[Path, ObjectDataConfig], ReadObjects]] = {
     "coco": lambda root, _: read_coco(root),
     "masks": read_instances,
+    "yolo": read_yolo,
+    "voc": read_voc,
 }
 
 
@@ -58,11 +63,13 @@ def open_objects(config: ObjectDataConfig, *, saved_split: Path | None = None) -
 
     Raises:
         DataError: the data cannot be used; the message names file, entry and remedy, for up to 10 mistakes.
+        ConfigError: faster-coco-eval is not installed.
     """
+    mask_api()  # needed by the evaluation, and for all formats
     root = user_path(config.source)
     if not root.exists():
         raise DataError(f"{root}: no such file or folder; give a folder with images and annotations (task.data.source)")
-    read = _READERS[config.format or found_format(root)](root, config)
+    read = _READERS[config.format or _found_format(root, config)](root, config)
     check_classes(read.classes, where=str(root))
     train, val, test = (read.parts.get(split) for split in SPLITS)
     if train is None:
@@ -102,8 +109,18 @@ def open_objects(config: ObjectDataConfig, *, saved_split: Path | None = None) -
     )
 
 
-def found_format(root: Path) -> str:
-    """Return the kind of annotations in a folder, or of an annotation file."""
-    if root.is_file() or coco_files(root, OBJECTS):
+def _found_format(root: Path, config: ObjectDataConfig) -> str:
+    if config.masks is not None:
+        return "masks"
+    if root.suffix.lower() == ".json" or coco_files(root, OBJECTS):
         return "coco"
-    return "masks"
+    if is_yolo(root) or root.is_file():
+        return "yolo"
+    if is_voc(root):
+        return "voc"
+    if has_masks(root) or has_nested(root):
+        return "masks"
+    raise DataError(
+        f"{root}: no annotations of objects; use COCO (annotations/instances_train.json), instance masks (images/train and "
+        "masks/train), YOLO (data.yaml, images/train and labels/train) or Pascal VOC (JPEGImages and Annotations)"
+    )
