@@ -19,7 +19,7 @@ from torch import nn
 
 from attngraft.errors import ConfigError, HostError
 from attngraft.models.create import create_model
-from attngraft.models.dense import segmenter
+from attngraft.models.dense import FixedWork, detector, segmenter
 from attngraft.models.host_input import other_input
 from attngraft.papers.counters import COUNTERS, Inputs
 from attngraft.papers.runs import Run, matching
@@ -197,6 +197,8 @@ def _build(table: PaperTable, row: PaperRow) -> tuple[nn.Module, Inputs]:
         model = create_model(name, graft=row.graft, **row.args).eval()
         if row.segmenter:
             return segmenter(model, **row.segmenter).eval(), (torch.empty(1, *row.input),)
+        if row.detector:
+            return FixedWork(detector(model, **row.detector)).eval(), (torch.empty(1, *row.input),)
         other = other_input(model)
         if other is None:
             return model, (torch.empty(1, *row.input),)

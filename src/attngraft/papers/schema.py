@@ -46,6 +46,8 @@ class PaperRow:
     graft: str | None = None  #: graft specification
     #: arguments of `models.dense.segmenter`, for a segmentation model around the grafted model; empty: the model itself
     segmenter: Mapping[str, Any] = field(default_factory=dict)
+    #: arguments of `models.dense.detector`, likewise, counted with 1,000 boxes and 100 masks per stage
+    detector: Mapping[str, Any] = field(default_factory=dict)
     minus: str | None = None  #: model whose counts are subtracted, if the paper prints a difference
     missing: str | None = None  #: the task or model without which this row cannot be computed
     errata: Mapping[str, str] = field(default_factory=dict)  #: column id -> why our number differs

@@ -60,15 +60,16 @@ class Levels(nn.Module):
 
     Args:
         levels: from `host_levels`.
+        norm: normalize the maps of hosts with several resolutions.
     """
 
-    def __init__(self, levels: Sequence[Level]) -> None:
+    def __init__(self, levels: Sequence[Level], *, norm: bool = True) -> None:
         super().__init__()
         self.channels = [level.channels for level in levels]
         self.indices = [level.index for level in levels]
         self.strides = [level.stride for level in levels]
-        several = len({level.stride for level in levels}) > 1
-        self.norms = nn.ModuleList(LayerNorm2d(level.channels) if several else nn.Identity() for level in levels)
+        norm = norm and len({level.stride for level in levels}) > 1
+        self.norms = nn.ModuleList(LayerNorm2d(level.channels) if norm else nn.Identity() for level in levels)
         self.resample = nn.ModuleList(_resampling(level, stride) for level, stride in zip(levels, STRIDES, strict=True))
 
     def forward(self, host: nn.Module, images: Tensor) -> list[Tensor]:

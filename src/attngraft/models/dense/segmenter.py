@@ -5,19 +5,16 @@ from typing import Any, Literal, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from attngraft.attention import is_graft
-from attngraft.errors import HostError
-from attngraft.hosts import HostedModel
 from attngraft.models.dense.heads import AuxiliaryHead, Classifier, Last, Norm, SemanticFPN, UPerNet
 from attngraft.models.dense.levels import STRIDES, Levels, host_levels
+from attngraft.models.dense.model import DenseModel, prune
 
 Head = Literal["upernet", "semantic_fpn", "linear"]
 WIDTHS = {"upernet": 512, "semantic_fpn": 256}  #: of the papers
 
 
-class Segmenter(HostedModel):
+class Segmenter(DenseModel):
     """Images (B, C, H, W) to logits (B, K, h, w) at stride 4, or at the stride of the host's last map for a linear head.
 
     In training with an auxiliary head, the output is (logits, logits of the auxiliary head). Created by `segmenter`.
@@ -27,27 +24,9 @@ class Segmenter(HostedModel):
         self, host: nn.Module, levels: Levels | None, decoder: nn.Module, *, classes: int, auxiliary: nn.Module | None
     ) -> None:
         super().__init__(host)
-        self.frozen_norms = False
         self.levels, self.decoder = levels, decoder
         self.classifier = Classifier(cast(Any, decoder).width, classes)
         self.auxiliary = auxiliary
-
-    def freeze_norms(self) -> None:
-        """Keep the host's batch norms in evaluation mode during training, without training their parameters."""
-        self.frozen_norms = True
-        for module in self._host_norms():
-            module.requires_grad_(False)
-
-    def _host_norms(self) -> list[nn.Module]:
-        norms = [(name, each) for name, each in self.host.named_modules() if isinstance(each, _BatchNorm)]
-        return [module for name, module in norms if not is_graft(name)]
-
-    def train(self, mode: bool = True) -> "Segmenter":
-        """Set the mode of all modules but frozen batch norms."""
-        super().train(mode)
-        for module in self._host_norms() if self.frozen_norms else ():
-            module.eval()
-        return self
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """Return logits, see the class. Images are padded with zeros to multiples of 32, and the logits cover all of it."""
@@ -60,12 +39,6 @@ class Segmenter(HostedModel):
             maps = self.levels(self.host, images)
         logits: Tensor = self.classifier(self.decoder(maps))
         return (logits, self.auxiliary(maps[2])) if self.training and self.auxiliary is not None else logits
-
-
-def padded_size(size: Sequence[int]) -> tuple[int, int]:
-    """Return the height and width of padded images."""
-    height, width = (-(-side // STRIDES[-1]) * STRIDES[-1] for side in size)
-    return height, width
 
 
 def segmenter(
@@ -94,7 +67,7 @@ def segmenter(
     """
     levels = host_levels(host)
     last = [levels[-1].index]
-    _prune(host, last)
+    prune(host, last)
     if head == "linear":
         return Segmenter(host, None, Last(levels[-1].channels), classes=classes, auxiliary=None)
     neck = Levels(levels)
@@ -106,18 +79,3 @@ def segmenter(
         decoder = SemanticFPN(neck.channels, width=chosen, norm=norm)
     extra = AuxiliaryHead(neck.channels[2], classes, norm=norm) if auxiliary else None
     return Segmenter(host, neck, decoder, classes=classes, auxiliary=extra)
-
-
-def _prune(host: Any, indices: list[int]) -> None:
-    """Remove what follows the last map: layers, final norm, class attention and classifier.
-
-    What remains without use, such as the last latents of BiXT, is not trained.
-    """
-    try:
-        host.prune_intermediate_layers(indices, prune_norm=True, prune_head=True)
-        for module in getattr(host, "unused_by_tokens", lambda: ())():
-            module.requires_grad_(False)
-    except AttributeError:
-        raise HostError(
-            f"{type(host).__name__}: has no prune_intermediate_layers, which removes the unused classifier; use a timm host"
-        ) from None
