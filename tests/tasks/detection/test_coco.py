@@ -107,7 +107,7 @@ def test_boxes_at_the_border(tmp_path: Path) -> None:
     rewrite(tmp_path, first(bbox=[-5, 3, 20, 20]))
     source = opened(tmp_path)
     assert source.train.objects(0).boxes[0].tolist() == [0, 3, 15, 23]
-    assert source.notes == ("1 boxes that are partly outside of their image are clipped.",)
+    assert source.notes == ("Boxes that are partly outside of their image, and clipped: 1.",)
 
 
 def test_few_boxes_of_no_area_are_left_out(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_few_boxes_of_no_area_are_left_out(tmp_path: Path) -> None:
     rewrite(tmp_path, flat)
     source = opened(tmp_path)
     assert len(source.train.objects(0)) == 999
-    assert "1 boxes of no area are left out: " in source.notes[0]
+    assert "Boxes of no area that are left out: 1 (" in source.notes[0]
     assert "annotation 5" in source.notes[0]
 
 

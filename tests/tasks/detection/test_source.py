@@ -87,7 +87,7 @@ def test_facts(tmp_path: Path, form: str) -> None:
     assert facts.sizes[0] == (48, 36)
     assert crowded_note({"train": facts}, 3) == []
     (note,) = crowded_note({"train": facts}, 2)
-    assert note.startswith("1 images have more than 2 objects, up to 3")
+    assert note.startswith("Images with more than 2 objects, of which the rest cannot be found: 1, with up to 3; use")
 
 
 def test_folder_per_image(tmp_path: Path) -> None:
@@ -150,8 +150,8 @@ def test_nothing_found(tmp_path: Path) -> None:
 
 def test_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_coco(tmp_path)
-    monkeypatch.setitem(sys.modules, "faster_coco_eval.core", None)
-    with pytest.raises(ConfigError, match=r"pip install 'attngraft\[detection\]'"):
+    monkeypatch.setitem(sys.modules, "faster_coco_eval.core.mask", None)
+    with pytest.raises(ConfigError, match=r'pip install "attngraft\[detection\]"'):
         opened(tmp_path)
 
 

@@ -141,7 +141,7 @@ class Checks:
         """
         notes = []
         if len(self.flat) * _FLAT <= self.objects and self.flat:
-            notes.append(f"{len(self.flat)} boxes of no area are left out: {shortened(self.flat, LISTED)}.")
+            notes.append(f"Boxes of no area that are left out: {len(self.flat)} ({shortened(self.flat, LISTED)}).")
         else:
             self.mistakes += self.flat
         raise_mistakes(self.mistakes)
@@ -149,7 +149,7 @@ class Checks:
         if masked and self.unmasked:
             notes.append(f"{self.unmasked} of {self.objects} objects have no mask, so that only boxes are used.")
         if self.clipped:
-            notes.append(f"{self.clipped} boxes that are partly outside of their image are clipped.")
+            notes.append(f"Boxes that are partly outside of their image, and clipped: {self.clipped}.")
         if self.unmasked or not masked:
             parts = {name: _without_masks(part) for name, part in parts.items()}
         return parts, masked and not self.unmasked, tuple(notes)

@@ -93,6 +93,6 @@ def crowded_note(facts: dict[str, ObjectFacts], detections: int) -> list[str]:
     if not number:
         return []
     return [
-        f"{number} images have more than {detections} objects, up to {most}, of which the rest cannot be found; use --set "
-        f"task.test.detections={most}."
+        f"Images with more than {detections} objects, of which the rest cannot be found: {number}, with up to {most}; use "
+        f"--set task.test.detections={most}."
     ]

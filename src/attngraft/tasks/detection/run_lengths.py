@@ -7,26 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from attngraft.errors import ConfigError
-from attngraft.tasks.detection.objects import RunLengths
+from attngraft.tasks.detection.objects import RunLengths, mask_api
 from attngraft.tasks.images.coco import check_polygon, run_lengths
 
-MISSING = "task detection: requires faster-coco-eval; run pip install 'attngraft[detection]'"
-
 _OUTLINE = 2**22  #: largest number of pixels of the outlines of an object, which are stored while it is drawn
-
-
-def mask_api() -> Any:
-    """Return the module of run lengths.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    try:
-        from faster_coco_eval.core import mask
-    except ImportError:
-        raise ConfigError(MISSING) from None
-    return mask
 
 
 def of_annotation(given: Any, size: tuple[int, int]) -> RunLengths:
