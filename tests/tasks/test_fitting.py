@@ -9,6 +9,7 @@ import pytest
 
 from attngraft.tasks.fitting import fitting_task
 from attngraft.tasks.images.sources.table import read_table
+from tests.tasks.detection.scenes import WRITERS
 from tests.tasks.images.datasets import load, make_folder
 from tests.tasks.points.shapes import write_shapes
 
@@ -176,3 +177,18 @@ def test_hdf5(tmp_path: Path, names: list[str], task: str) -> None:
             file[name] = np.zeros((2, 8, 3) if name == "data" else (2, 8))
     for source in (path, tmp_path):
         assert fitting_task({"source": str(source)})[0] == task
+
+
+def test_objects(tmp_path: Path) -> None:
+    """YOLO labels and Pascal VOC annotations mean detection; COCO and folders of masks keep their tasks."""
+    found = {name: fitting_task({"source": str(write(tmp_path / name))}) for name, write in WRITERS.items()}
+    assert found["yolo"] == ("detection", f"YOLO labels in {tmp_path / 'yolo'}")
+    assert found["voc"] == ("detection", f"Pascal VOC annotations in {tmp_path / 'voc'}")
+    assert found["coco"][0] == "multilabel"
+    assert found["masks"][0] == "segmentation"
+    assert fitting_task({"source": str(tmp_path / "yolo/data.yaml")})[0] == "detection"
+    (tmp_path / "yolo/data.yaml").write_text("names: [")
+    assert fitting_task({"source": str(tmp_path / "yolo")})[0] == "classification"
+    for path in (tmp_path / "voc/Annotations").iterdir():
+        path.write_text("<annotation/>")
+    assert fitting_task({"source": str(tmp_path / "voc")})[0] == "classification"

@@ -94,6 +94,8 @@ def check(
 
         attngraft data check ./camvid --contact-sheet masks.png
 
+        attngraft data check ./nuclei --task detection --contact-sheet objects.png
+
         attngraft data check ./modelnet40 --set task.points=1024 --contact-sheet clouds.png
     """
     from attngraft.files import check_output
@@ -121,6 +123,7 @@ def check(
         "regression",
         "translation",
         "segmentation",
+        "detection",
         "points",
         "point_parts",
     ):
@@ -136,6 +139,11 @@ def check(
         from attngraft.cli.data_masks import check_masks
 
         check_masks(settings, save_split, contact_sheet, as_json=as_json)
+        return
+    if task == "detection":
+        from attngraft.cli.data_objects import check_objects
+
+        check_objects(settings, save_split, contact_sheet, as_json=as_json)
         return
     if task in ("text_classification", "translation"):
         if contact_sheet is not None:

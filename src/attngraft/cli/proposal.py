@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from attngraft.tasks.detection.config import ObjectDataConfig
     from attngraft.tasks.images.config import DataConfig
     from attngraft.tasks.points.config import PointDataConfig
     from attngraft.tasks.segmentation.config import MaskDataConfig
@@ -29,7 +30,7 @@ def default_recipe(task: str, settings: dict[str, Any]) -> Recipe:
 
 
 def compare_command(
-    config: DataConfig | TextDataConfig | TranslationConfig | MaskDataConfig | PointDataConfig,
+    config: DataConfig | TextDataConfig | TranslationConfig | MaskDataConfig | ObjectDataConfig | PointDataConfig,
     task: str,
     *,
     also: Sequence[str] = (),

@@ -7,7 +7,10 @@ from typing import Any
 
 from attngraft.errors import AttngraftError, DataError
 from attngraft.files import user_path
+from attngraft.tasks.detection.voc import is_voc
+from attngraft.tasks.detection.yolo import is_yolo
 from attngraft.tasks.images.config import DataConfig
+from attngraft.tasks.images.folders import has_masks
 from attngraft.tasks.images.sources import coco, folder, huggingface, manifest, tar
 from attngraft.tasks.images.sources.base import TRAIN_NAMES
 from attngraft.tasks.images.sources.listing import is_image
@@ -25,7 +28,6 @@ from attngraft.tasks.images.sources.table import (
 )
 from attngraft.tasks.points.detection import point_task
 from attngraft.tasks.segmentation.columns import has_mask_column
-from attngraft.tasks.segmentation.folders import has_masks
 from attngraft.tasks.text.source import TEXT_NAMES
 from attngraft.tasks.translation.files import aligned_files, languages_of
 from attngraft.tasks.translation.source import NESTED, SIDES
@@ -38,7 +40,8 @@ _PROBED = 20  #: number of rows whose paths are looked at
 def fitting_task(data: Mapping[str, Any]) -> tuple[str, str]:
     """Return the name of the task that fits the data, and the reason.
 
-    Point clouds fit `points`, or `point_parts` if their points have parts.
+    Point clouds fit `points`, or `point_parts` if their points have parts. YOLO labels with their data.yaml, and Pascal VOC
+    annotations of objects, fit `detection`.
     Images with masks, in folders or in columns of a Hugging Face data set, fit `segmentation`. Line-aligned files of two
     languages, and tables with columns `source` and `target`, fit `translation`. Tables with a column of texts fit
     `text_classification`; tables of images fit `multilabel` (lists of labels, or several 0/1 columns), `regression`
@@ -59,6 +62,8 @@ def fitting_task(data: Mapping[str, Any]) -> tuple[str, str]:
             return "multilabel", f"COCO annotations in {source}"
         if source and path.is_dir() and has_masks(path):
             return "segmentation", f"folders of images and masks in {source}"
+        if source and (is_yolo(path) or is_voc(path)):
+            return "detection", f"{'Pascal VOC annotations' if is_voc(path) else 'YOLO labels'} in {source}"
         if source and has_mask_column(source):
             return "segmentation", f"columns of images and masks in {source}"
         if source and (points := point_task(path)):

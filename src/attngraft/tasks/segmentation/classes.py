@@ -16,10 +16,10 @@ from attngraft.files import user_path
 from attngraft.opening import read_text
 from attngraft.suggest import did_you_mean, quoted
 from attngraft.tasks.images.boundaries import IGNORED
+from attngraft.tasks.images.folders import CITYSCAPES_END
+from attngraft.tasks.images.stored import Stored, read_mask
 from attngraft.tasks.segmentation.coco import CocoSplit
 from attngraft.tasks.segmentation.config import MaskDataConfig
-from attngraft.tasks.segmentation.files import Stored, read_mask
-from attngraft.tasks.segmentation.folders import CITYSCAPES_END
 from attngraft.tasks.segmentation.masks import VALUES, Color, Labels
 
 UNLABELED = {"void", "unlabeled", "unlabelled", "ignore", "ignored", "unknown"}  #: names of labels that are no classes

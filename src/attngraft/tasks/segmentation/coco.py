@@ -8,7 +8,6 @@ Images are in SPLIT/, images/SPLIT/, images/, or beside the annotations. Panopti
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,16 +18,16 @@ from PIL import Image, ImageDraw
 
 from attngraft.errors import DataError
 from attngraft.opening import DAMAGE, JSON_LIMIT, read_mapping
-from attngraft.suggest import cut, quoted
+from attngraft.suggest import cut
 from attngraft.tasks.images.boundaries import IGNORED
-from attngraft.tasks.segmentation.files import Stored, image_size, read_mask
+from attngraft.tasks.images.coco import check_polygon, image_folder, run_lengths, split_files
+from attngraft.tasks.images.stored import Stored, image_size, read_mask
 
 Color = tuple[int, int, int]
 Class = tuple[int, str, Color | None]  #: label, name, color
 
 _BLOCK = 2**24  #: number of pixels whose segments are converted at once
 _DRAWN = 2**30  #: largest number of pixels of all objects of an image
-_BITS = 60  #: largest number of bits of a run length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,15 +85,6 @@ class CocoSplit:
         return found
 
 
-def coco_files(root: Path) -> dict[str, Path]:
-    """Return the annotation file of each split (`train2017`): panoptic annotations if there are any, else instances."""
-    for kind in ("panoptic_", "instances_"):
-        for folder in (root / "annotations", root):
-            if files := sorted(folder.glob(f"{kind}*.json")):
-                return {file.stem.removeprefix(kind): file for file in files}
-    return {file.parent.name: file for file in sorted(root.glob("*/_annotations.coco.json"))}
-
-
 def read_coco(root: Path, splits: Mapping[str, Sequence[str]]) -> tuple[dict[str, CocoSplit], list[Class]]:
     """Read the annotation files.
 
@@ -104,17 +94,13 @@ def read_coco(root: Path, splits: Mapping[str, Sequence[str]]) -> tuple[dict[str
     Raises:
         DataError: a file is not such annotations, or an image or a mask is missing.
     """
-    files = {re.sub(r"\d+$", "", name).strip("_-"): (name, file) for name, file in coco_files(root).items()}
     found: dict[str, CocoSplit] = {}
     classes: list[Class] = []
-    for split, usual in splits.items():
-        for name, file in (files[each] for each in usual if each in files):
-            found[split], own = _read(root, name, file)
-            if classes and own != classes:
-                raise DataError(f"{file}: its categories differ from those of the other splits; make them the same")
-            classes = own
-    if not found:
-        raise DataError(f"{root}: no annotations for training (found: {', '.join(files)}); name a file ..._train.json")
+    for split, (name, file) in split_files(root, splits).items():
+        found[split], own = _read(root, name, file)
+        if classes and own != classes:
+            raise DataError(f"{file}: its categories differ from those of the other splits; make them the same")
+        classes = own
     return found, classes
 
 
@@ -136,8 +122,7 @@ def _read(root: Path, split: str, file: Path) -> tuple[CocoSplit, list[Class]]:
         for each in categories:
             color: Any = tuple(each["color"]) if "color" in each else None
             classes.append((numbers[each["id"]], str(each["name"]), color))
-        folders = [root / split, root / "images" / split, root / "images", file.parent, root]
-        folder = _folder(file, folders, [each["file_name"] for each in images.values()][:20])
+        folder = image_folder(root, split, file, [each["file_name"] for each in images.values()])
         masks = next((each for each in (file.with_suffix(""), root / file.stem) if each.is_dir()), None)
         if panoptic and masks is None:
             raise DataError(f"{file}: no folder {file.with_suffix('')} with the PNGs of its segments; add it")
@@ -164,47 +149,16 @@ def _read(root: Path, split: str, file: Path) -> tuple[CocoSplit, list[Class]]:
     return CocoSplit(file=file, panoptic=panoptic, names=names, annotated=annotated, numbers=numbers), classes
 
 
-def _folder(file: Path, folders: Sequence[Path], names: Sequence[str]) -> Path:
-    for folder in folders:
-        if any((folder / name).is_file() for name in names):
-            return folder
-    raise DataError(f"{file}: its images are not in {', '.join(map(str, folders))}; put them there")
-
-
 def _mask(annotation: Mapping[str, Any], size: tuple[int, int]) -> np.ndarray:
     """Return the mask (H, W) of an object given by polygons or run lengths; `size` is (width, height)."""
     given = annotation["segmentation"]
     if isinstance(given, Mapping):
-        counts = given["counts"]
-        lengths = _lengths(counts) if isinstance(counts, str) else counts
-        if sum(lengths) != size[0] * size[1] or min(lengths, default=0) < 0:
-            raise ValueError(f"the run lengths have {sum(lengths):,} pixels, the image {size[0] * size[1]:,}")
-        if list(given.get("size", size[::-1])) != [*size[::-1]]:
-            raise ValueError(f"the run lengths are of {quoted(given['size'])}, not {[*size[::-1]]} (height, width)")
+        lengths = run_lengths(given, size)
         flat = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
         return flat.reshape(size).T
     picture = Image.new("1", size)
     for polygon in given:
-        points = np.asarray(polygon, dtype=np.float64)
-        if points.ndim != 1 or len(points) % 2 or not np.isfinite(points).all():
-            raise ValueError("a polygon must be a list of finite numbers x, y, x, y, ...")
+        check_polygon(polygon)
         if len(polygon) >= 6:
             ImageDraw.Draw(picture).polygon([value - 0.5 for value in polygon], fill=1)  # pixel 0 covers 0 to 1
     return np.asarray(picture)
-
-
-def _lengths(text: str) -> list[int]:
-    """Decode compressed run lengths: 5 bits per character, lowest first, as differences from the run two before."""
-    found: list[int] = []
-    value = shift = 0
-    for character in text:
-        bits = ord(character) - 48
-        value |= (bits & 31) << shift
-        shift += 5
-        if shift > _BITS:
-            raise ValueError("a run length has too many digits")
-        if not bits & 32:
-            value -= (1 << shift) if bits & 16 else 0
-            found.append(value + (found[-2] if len(found) > 2 else 0))
-            value = shift = 0
-    return found

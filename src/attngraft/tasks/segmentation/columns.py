@@ -22,8 +22,8 @@ from attngraft.tasks.images.sources.huggingface import (
     read_schema,
     splits_in,
 )
+from attngraft.tasks.images.stored import Cell
 from attngraft.tasks.segmentation.config import MaskDataConfig
-from attngraft.tasks.segmentation.files import Cell
 
 PREFIX = "hf:"
 IMAGES = ("image", "images", "img", "pixel_values", "picture")  #: usual columns of images

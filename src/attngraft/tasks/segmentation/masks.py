@@ -9,8 +9,8 @@ import numpy as np
 from PIL import Image
 
 from attngraft.errors import DataError
+from attngraft.tasks.images.stored import Stored, read_image, read_mask
 from attngraft.tasks.segmentation.coco import CocoSplit
-from attngraft.tasks.segmentation.files import Stored, read_image, read_mask
 
 VALUES = ("P", "L", "1", "I", "I;16")  #: Pillow's modes of masks with one value per pixel
 

@@ -19,15 +19,16 @@ from attngraft.errors import DataError
 from attngraft.files import user_path
 from attngraft.opening import access_errors
 from attngraft.tasks.images.boundaries import IGNORED
+from attngraft.tasks.images.coco import coco_files
+from attngraft.tasks.images.folders import SPLITS, find_pairs
 from attngraft.tasks.images.sources.base import check_classes
 from attngraft.tasks.images.sources.decoding import HUGE
 from attngraft.tasks.images.sources.splitting import divide
+from attngraft.tasks.images.stored import Stored, image_size
 from attngraft.tasks.segmentation.classes import coco_classes, mask_classes
-from attngraft.tasks.segmentation.coco import coco_files, read_coco
+from attngraft.tasks.segmentation.coco import read_coco
 from attngraft.tasks.segmentation.columns import is_table, read_columns
 from attngraft.tasks.segmentation.config import MaskDataConfig
-from attngraft.tasks.segmentation.files import Stored, image_size
-from attngraft.tasks.segmentation.folders import SPLITS, find_pairs
 from attngraft.tasks.segmentation.masks import Labels, MaskedImages
 
 Counted = tuple[np.ndarray, list[tuple[int, int]]]  #: pixels of each class, and sizes of images, see `count_labels`
@@ -76,7 +77,7 @@ def open_masks(config: MaskDataConfig, *, saved_split: Path | None = None) -> Ma
         pairs = {split: found.names for split, found in coco.items()}
         labels = coco_classes(root, config, coco, listed)
     else:
-        pairs = find_pairs(root, config)
+        pairs = find_pairs(root, images_name=config.images, masks_name=config.masks)
     if labels is None:
         labels = mask_classes(root, config, [mask for found in pairs.values() for _, _, mask in found])
     check_classes(labels.classes, where=str(root))

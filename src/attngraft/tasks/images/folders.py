@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from attngraft.errors import DataError
-from attngraft.tasks.segmentation.config import MaskDataConfig
-from attngraft.tasks.segmentation.files import lossy
+from attngraft.tasks.images.stored import lossy
 
 IMAGES = ("images", "image", "imgs", "img", "JPEGImages", "leftImg8bit")
 MASKS = ("masks", "mask", "labels", "label", "annotations", "annotation", "SegmentationClass", "gtFine", "gt")
@@ -28,18 +27,24 @@ Pairs = list[tuple[str, Path, Path]]  #: name, image, mask
 
 def has_masks(root: Path) -> bool:
     """Return whether a folder, or the folder of a split in it, contains folders of images and of masks as image files."""
-    for folder in (root, *(found for split in SPLITS if (found := _split_folder(root, split)))):
-        images, masks = _side(folder, None, IMAGES), _side(folder, None, MASKS)
+    for folder in (root, *(found for split in SPLITS if (found := split_folder(root, split)))):
+        images, masks = find_side(folder, None, IMAGES), find_side(folder, None, MASKS)
         if images is not None and masks is not None:
             return all(any(path.suffix.lower() in _EXTENSIONS for path in side.rglob("*")) for side in (images, masks))
     return False
 
 
-def find_pairs(root: Path, config: MaskDataConfig) -> dict[str, Pairs]:
-    """Return the images and masks of each split; those of a folder without splits are `train`."""
-    images, masks = (_side(root, name, usual) for name, usual in ((config.images, IMAGES), (config.masks, MASKS)))
+def find_pairs(root: Path, *, images_name: str | None, masks_name: str | None) -> dict[str, Pairs]:
+    """Return the images and masks of each split; those of a folder without splits are `train`.
+
+    Args:
+        root: the folder.
+        images_name, masks_name: names of the folders of images and of masks; None: the usual ones.
+    """
+    names = (images_name, IMAGES), (masks_name, MASKS)
+    images, masks = (find_side(root, name, usual) for name, usual in names)
     if images is not None and masks is not None:
-        sides = {split: (_split_folder(images, split), _split_folder(masks, split)) for split in SPLITS}
+        sides = {split: (split_folder(images, split), split_folder(masks, split)) for split in SPLITS}
         found = {split: both for split, both in sides.items() if both[0] is not None}
         return {
             split: _matched(one, other, root, images.name, masks.name)
@@ -48,38 +53,38 @@ def find_pairs(root: Path, config: MaskDataConfig) -> dict[str, Pairs]:
         }
     result = {}
     for split in SPLITS:
-        folder = _split_folder(root, split)
+        folder = split_folder(root, split)
         if folder is not None:
-            one, other = (
-                _side(folder, name, usual) for name, usual in ((config.images, IMAGES), (config.masks, MASKS))
-            )
+            one, other = (find_side(folder, name, usual) for name, usual in names)
             if one is None or other is None:
-                raise DataError(_no_folders(folder, config))
+                raise DataError(_no_folders(folder, images_name, masks_name))
             result[split] = _matched(one, other, root, one.name, other.name)
     if not result:
-        raise DataError(_no_folders(root, config))
+        raise DataError(_no_folders(root, images_name, masks_name))
     return result
 
 
-def _no_folders(root: Path, config: MaskDataConfig) -> str:
+def _no_folders(root: Path, images: str | None, masks: str | None) -> str:
     present = sorted(path.name for path in root.iterdir() if path.is_dir())
-    wanted = f"{config.images or 'images'} and {config.masks or 'masks'}"
+    wanted = f"{images or 'images'} and {masks or 'masks'}"
     return (
         f"{root}: no folders {wanted} there (found: {', '.join(present[:8]) or 'no folders'}); name them with --set "
         "task.data.images=NAME and --set task.data.masks=NAME, or, if the folders are classes, use --task classification"
     )
 
 
-def _side(root: Path, name: str | None, usual: Sequence[str]) -> Path | None:
+def find_side(root: Path, name: str | None, usual: Sequence[str]) -> Path | None:
+    """Return the folder `name` in `root`, by default one with a usual name; None if there is none."""
     names = usual if name is None else (name,)
     return next((root / each for each in names if (root / each).is_dir()), None)
 
 
-def _split_folder(root: Path, split: str) -> Path | None:
+def split_folder(root: Path, split: str) -> Path | None:
+    """Return the folder of a split in `root`; None if there is none."""
     return next((root / name for name in SPLITS[split] if (root / name).is_dir()), None)
 
 
-def _files(folder: Path, end: str) -> dict[str, Path]:
+def image_files(folder: Path, end: str = "") -> dict[str, Path]:
     """Return the image files below a folder by path without extension and the `end` of the name."""
     found: dict[str, Path] = {}
     for path in sorted(folder.rglob("*")):
@@ -94,7 +99,7 @@ def _files(folder: Path, end: str) -> dict[str, Path]:
 def _matched(one: Path, other: Path | None, root: Path, images: str, masks: str) -> Pairs:
     if other is None:
         raise DataError(f"{one}: no folder of masks for it below {masks}; add it")
-    found, labels = _files(one, _ENDS.get(images, "")), _files(other, _ENDS.get(masks, ""))
+    found, labels = image_files(one, _ENDS.get(images, "")), image_files(other, _ENDS.get(masks, ""))
     if not found:
         raise DataError(f"{one}: contains no images; add some, or correct task.data.images")
     for path in labels.values():

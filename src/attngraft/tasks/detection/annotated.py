@@ -1,0 +1,259 @@
+"""Images with annotated objects, and the checks of annotations of all formats."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from PIL import Image
+
+from attngraft.errors import DataError
+from attngraft.suggest import quoted, shortened
+from attngraft.tasks.detection.objects import Objects, RunLengths
+from attngraft.tasks.detection.run_lengths import areas_of, boxes_of
+from attngraft.tasks.images.stored import read_image
+
+LISTED = 10  #: most mistakes that are listed
+
+_ROUNDING = 1.0  #: pixels by which a box may lie outside of its image without a note
+_FLAT = (
+    1000  #: a box of no area is left out, with a note, if there are this many objects for each (COCO itself has two)
+)
+
+
+class Annotation(Protocol):
+    """The objects of an image, with or without reading a file; `image` is the path of the image."""
+
+    def size(self, image: Path) -> tuple[int, int]: ...
+
+    def objects(self, image: Path) -> Objects: ...
+
+    def stamp(self) -> bytes: ...
+
+
+@dataclass(frozen=True, eq=False)
+class ReadAnnotation:
+    """Objects in memory, and the size (width, height) of their image."""
+
+    pixels: tuple[int, int]
+    found: Objects
+
+    def size(self, image: Path) -> tuple[int, int]:
+        return self.pixels
+
+    def objects(self, image: Path) -> Objects:
+        return self.found
+
+    def stamp(self) -> bytes:
+        arrays = (self.found.boxes, self.found.labels, self.found.crowd, self.found.areas)
+        return b"".join([*(each.tobytes() for each in arrays), *(each["counts"] for each in self.found.masks or ())])
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnnotatedImages:
+    """Images and their annotations, opened on access."""
+
+    names: tuple[str, ...]
+    images: tuple[Path, ...]
+    annotations: tuple[Annotation, ...]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def take(self, indices: np.ndarray) -> AnnotatedImages:
+        """Return some of the images."""
+        return AnnotatedImages(
+            names=tuple(self.names[i] for i in indices),
+            images=tuple(self.images[i] for i in indices),
+            annotations=tuple(self.annotations[i] for i in indices),
+        )
+
+    def joined(self, other: AnnotatedImages) -> AnnotatedImages:
+        """Return the images of both."""
+        return AnnotatedImages(
+            names=self.names + other.names,
+            images=self.images + other.images,
+            annotations=self.annotations + other.annotations,
+        )
+
+    def image(self, index: int) -> Image.Image:
+        """Return an image in mode RGB.
+
+        Raises:
+            DataError: it cannot be read.
+        """
+        return read_image(self.images[index])
+
+    def objects(self, index: int) -> Objects:
+        """Return the objects of an image.
+
+        Raises:
+            DataError: its masks cannot be read, or have another size.
+        """
+        return self.annotations[index].objects(self.images[index])
+
+    def size(self, index: int) -> tuple[int, int]:
+        """Return the width and height of an image, according to its annotation if that has them.
+
+        Raises:
+            DataError: the image cannot be read.
+        """
+        return self.annotations[index].size(self.images[index])
+
+    def fingerprint(self) -> bytes:
+        """Return a digest of the annotations."""
+        found = hashlib.sha256()
+        for each in self.annotations:
+            found.update(hashlib.sha256(each.stamp()).digest())
+        return found.digest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadObjects:
+    """What a format's reader returns."""
+
+    classes: tuple[str, ...]
+    category_ids: tuple[int, ...]  #: the data's own numbers of the classes
+    parts: dict[str, AnnotatedImages]  #: by split
+    masks: bool  #: whether all objects have masks
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(eq=False)
+class Checks:
+    """What is found while annotations are read: mistakes, which are raised together, and counts for notes."""
+
+    mistakes: list[str] = field(default_factory=list)
+    flat: list[str] = field(default_factory=list)
+    objects: int = 0
+    unmasked: int = 0
+    clipped: int = 0
+
+    def close(self, parts: dict[str, AnnotatedImages]) -> tuple[dict[str, AnnotatedImages], bool, tuple[str, ...]]:
+        """Return the parts, whether they have masks, and notes; masks are left out if an object lacks one.
+
+        Raises:
+            DataError: there are mistakes; up to 10 are listed.
+        """
+        notes = []
+        if len(self.flat) * _FLAT <= self.objects and self.flat:
+            notes.append(f"Boxes of no area that are left out: {len(self.flat)} ({shortened(self.flat, LISTED)}).")
+        else:
+            self.mistakes += self.flat
+        raise_mistakes(self.mistakes)
+        masked = self.unmasked < self.objects
+        if masked and self.unmasked:
+            notes.append(f"{self.unmasked} of {self.objects} objects have no mask, so that only boxes are used.")
+        if self.clipped:
+            notes.append(f"Boxes that are partly outside of their image, and clipped: {self.clipped}.")
+        if self.unmasked or not masked:
+            parts = {name: _without_masks(part) for name, part in parts.items()}
+        return parts, masked and not self.unmasked, tuple(notes)
+
+
+def raise_mistakes(mistakes: Sequence[str]) -> None:
+    """Raise a DataError with a line for each of up to 10 mistakes, if there are any."""
+    if mistakes:
+        more = [f"and {len(mistakes) - LISTED} more mistakes"] if len(mistakes) > LISTED else []
+        raise DataError("\n".join([*mistakes[:LISTED], *more]))
+
+
+def _without_masks(part: AnnotatedImages) -> AnnotatedImages:
+    read = [each for each in part.annotations if isinstance(each, ReadAnnotation)]
+    return replace(
+        part, annotations=tuple(ReadAnnotation(each.pixels, replace(each.found, masks=None)) for each in read)
+    )
+
+
+class ObjectList:
+    """The objects of an image while they are read.
+
+    Args:
+        size: width and height of the image.
+        checks: where mistakes are noted.
+    """
+
+    def __init__(self, size: tuple[int, int], checks: Checks) -> None:
+        self.size, self._checks = size, checks
+        self._boxes: list[Sequence[float]] = []
+        self._labels: list[int] = []
+        self._crowd: list[bool] = []
+        self._areas: list[float | None] = []
+        self._masks: list[RunLengths | None] = []
+
+    def add(
+        self,
+        box: Sequence[float],
+        label: int,
+        *,
+        where: str,
+        mask: RunLengths | None = None,
+        crowd: bool = False,
+        area: float | None = None,
+    ) -> None:
+        """Add an object, with its box clipped to the image.
+
+        Args:
+            box: left, top, right, bottom in pixels; empty: that of the mask.
+            where: file and entry, for messages.
+
+        Raises:
+            ValueError: the box is outside of the image.
+        """
+        self._checks.objects += 1
+        if not len(box) and mask is not None:
+            box = boxes_of([mask])[0].tolist()
+        width, height = self.size
+        left, top, right, bottom = box
+        inside = max(0.0, left), max(0.0, top), min(float(width), right), min(float(height), bottom)
+        sides, visible = (right - left, bottom - top), (inside[2] - inside[0], inside[3] - inside[1])
+        shown = f"[{left:g}, {top:g}, {right:g}, {bottom:g}]"
+        if min(sides) <= 0:
+            self._checks.flat.append(
+                f"{where}: the box {shown} (left, top, right, bottom) has no area; correct or remove it"
+            )
+            return
+        if min(visible) <= 0:
+            raise ValueError(f"the box {shown} (left, top, right, bottom) is outside of the {width} x {height} image")
+        self._checks.clipped += max(a - b for a, b in zip(sides, visible, strict=True)) > _ROUNDING
+        self._checks.unmasked += mask is None
+        self._boxes.append(inside)
+        self._labels.append(label)
+        self._crowd.append(crowd)
+        self._areas.append(area)
+        self._masks.append(mask)
+
+    def close(self) -> ReadAnnotation:
+        """Return the annotation of the image; areas that were not given are those of masks or boxes."""
+        boxes = np.array(self._boxes, dtype=np.float64).reshape(-1, 4)
+        known = [mask for mask in self._masks if mask is not None]
+        masks = known if len(known) == len(self._masks) else None
+        areas = np.prod(boxes[:, 2:] - boxes[:, :2], axis=1) if masks is None else areas_of(masks)
+        for index, area in enumerate(self._areas):
+            if area is not None:
+                areas[index] = area
+        return ReadAnnotation(
+            self.size,
+            Objects(
+                boxes=boxes,
+                labels=np.array(self._labels, dtype=np.int64),
+                crowd=np.array(self._crowd, dtype=bool),
+                areas=areas,
+                masks=masks,
+            ),
+        )
+
+
+def number(value: Any) -> float:
+    """Return a finite number of JSON.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e15:
+        raise ValueError(f"{quoted(value)} is not a finite number")
+    return float(value)

@@ -1,0 +1,141 @@
+"""Instance masks: label maps in folders as of `images.folders`, or a folder per image with a mask file per object.
+
+images/SPLIT/NAME.jpg, masks/SPLIT/NAME.png: 0 is the background, and 1, 2, ... are the objects
+SPLIT/NAME/images/*.png, SPLIT/NAME/masks/*.png, as in the Data Science Bowl
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from attngraft.errors import DataError
+from attngraft.tasks.detection.annotated import AnnotatedImages, ReadObjects
+from attngraft.tasks.detection.config import ObjectDataConfig
+from attngraft.tasks.detection.objects import Objects, RunLengths, mask_api
+from attngraft.tasks.detection.run_lengths import areas_of, boxes_of, of_label_map
+from attngraft.tasks.images.folders import IMAGES, MASKS, SPLITS, find_pairs, find_side, image_files, split_folder
+from attngraft.tasks.images.sources.decoding import HUGE
+from attngraft.tasks.images.stored import image_size, read_mask
+
+CLASS = "object"  #: name of the only class
+
+_VALUES = ("P", "L", "1", "I", "I;16", "I;16B")  #: Pillow's modes of masks with one value per pixel
+_OBJECTS = 2**16  #: largest number of objects of an image
+
+
+@dataclass(frozen=True)
+class LabelMap:
+    """A mask whose values are objects."""
+
+    file: Path
+
+    def size(self, image: Path) -> tuple[int, int]:
+        return image_size(image)
+
+    def objects(self, image: Path) -> Objects:
+        labels = _values(self.file, image)
+        if (count := len(np.unique(labels))) > _OBJECTS:
+            raise DataError(f"{self.file}: {count:,} values, so it is not an instance mask; replace it")
+        return _objects(of_label_map(labels))
+
+    def stamp(self) -> bytes:
+        return f"{self.file.stat().st_size}".encode()
+
+
+@dataclass(frozen=True)
+class MaskFiles:
+    """A mask file per object."""
+
+    files: tuple[Path, ...]
+
+    def size(self, image: Path) -> tuple[int, int]:
+        return image_size(image)
+
+    def objects(self, image: Path) -> Objects:
+        planes = (_values(file, image) != 0 for file in self.files)
+        return _objects([mask_api().encode(np.asfortranarray(each, dtype=np.uint8)) for each in planes if each.any()])
+
+    def stamp(self) -> bytes:
+        return repr([file.stat().st_size for file in self.files]).encode()
+
+
+def _values(file: Path, image: Path) -> np.ndarray:
+    """Return the values (H, W) of a mask."""
+    mask = read_mask(file)
+    if mask.mode not in _VALUES:
+        raise DataError(
+            f"{file}: a mask in mode {mask.mode}; instance masks have one value per pixel, 0 for the background and 1, 2, "
+            "... for the objects"
+        )
+    size = image_size(image)
+    if mask.size != size:
+        reduced = (
+            "; JPEGs of more than 33 million pixels are read at a reduced size" if size[0] * size[1] > HUGE else ""
+        )
+        raise DataError(
+            f"{file}: {mask.width} x {mask.height}, but its image {image.name} is {size[0]} x {size[1]}{reduced}; make them "
+            "the same size"
+        )
+    return np.asarray(mask).astype(np.int64)
+
+
+def _objects(masks: list[RunLengths]) -> Objects:
+    return Objects(
+        boxes=boxes_of(masks),
+        labels=np.zeros(len(masks), dtype=np.int64),
+        crowd=np.zeros(len(masks), dtype=bool),
+        areas=areas_of(masks),
+        masks=masks,
+    )
+
+
+def has_nested(root: Path) -> bool:
+    """Return whether the folders in a folder, or in that of its training split, have folders of images and masks."""
+    folders = (path for path in (split_folder(root, "train") or root).iterdir() if path.is_dir())
+    first = next(folders, root)
+    return first != root and None not in (find_side(first, None, IMAGES), find_side(first, None, MASKS))
+
+
+def read_instances(root: Path, config: ObjectDataConfig) -> ReadObjects:
+    """Find images and instance masks, which are opened on access.
+
+    Raises:
+        DataError: there are none, or an image or a mask is missing.
+    """
+    folders = {split: folder for split in SPLITS if (folder := split_folder(root, split)) is not None}
+    nested = {split: _nested(folder, root, config) for split, folder in (folders or {"train": root}).items()}
+    nested = {split: found for split, found in nested.items() if found}
+    if not nested:
+        pairs = find_pairs(root, images_name=config.images, masks_name=config.masks)
+        nested = {split: [(name, image, LabelMap(mask)) for name, image, mask in each] for split, each in pairs.items()}
+    parts = {
+        split: AnnotatedImages(
+            names=tuple(name for name, _, _ in found),
+            images=tuple(image for _, image, _ in found),
+            annotations=tuple(annotation for _, _, annotation in found),
+        )
+        for split, found in nested.items()
+    }
+    return ReadObjects(classes=(CLASS,), category_ids=(1,), parts=parts, masks=True)
+
+
+def _nested(folder: Path, root: Path, config: ObjectDataConfig) -> list[tuple[str, Path, LabelMap | MaskFiles]]:
+    """Return name, image and masks of each folder with an image and a folder of masks."""
+    found: list[tuple[str, Path, LabelMap | MaskFiles]] = []
+    for each in sorted(
+        path for path in folder.iterdir() if path.is_dir() and path.name not in sum(SPLITS.values(), ())
+    ):
+        images, masks = find_side(each, config.images, IMAGES), find_side(each, config.masks, MASKS)
+        if images is None:
+            if found:
+                raise DataError(f"{each}: no folder of its image; add it, or remove this folder")
+            return []
+        files = sorted(image_files(images).values())
+        if len(files) != 1:
+            raise DataError(f"{images}: {len(files)} images, but a folder beside masks of objects must have one")
+        objects = () if masks is None else tuple(sorted(image_files(masks).values()))
+        found.append((files[0].relative_to(root).as_posix(), files[0], MaskFiles(objects)))
+    return found
