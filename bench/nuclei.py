@@ -34,12 +34,12 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 from attngraft.bench.command import finish, options
 from attngraft.bench.result import Measurement, current_setting
 from attngraft.models.dense.levels import Levels, host_levels
+from attngraft.models.dense.rle import mask_api
 from attngraft.results.measured import Statistic
 from attngraft.results.records import RecordTable, open_records
 from attngraft.results.statistics import crossed_bootstraps_of
 from attngraft.tasks.detection.config import ObjectDataConfig
 from attngraft.tasks.detection.metrics import FLOOR, image_statistics, measure
-from attngraft.tasks.detection.objects import mask_api
 from attngraft.tasks.detection.source import AnnotatedImages, open_objects
 from attngraft.tasks.images.inputs import image_to_tensor
 from attngraft.training.loop import train

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from attngraft.models.dense.rle import mask_api
 from attngraft.results.records import RecordTable
 from attngraft.tasks.detection.metrics import image_statistics
-from attngraft.tasks.detection.objects import Objects, mask_api
+from attngraft.tasks.detection.objects import Objects
 
 SIDE = 128
 NAMES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")  #: of the first six numbers of COCO's summary

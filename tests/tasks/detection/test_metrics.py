@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attngraft.models.dense.rle import mask_api
 from attngraft.tasks.detection.matching import THRESHOLDS
 from attngraft.tasks.detection.metrics import METRICS, kinds_of_best, measure
-from attngraft.tasks.detection.objects import Objects, mask_api
+from attngraft.tasks.detection.objects import Objects
 from tests.tasks.detection.evaluators import NAMES, Scene, as_coco, coco_scores, scenes, table_of
 
 CLASSES = 3

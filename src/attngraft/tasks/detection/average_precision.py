@@ -32,8 +32,14 @@ class Detections:
         """Return those of the images with the indices `order`, (M,)."""
         starts = np.cumsum([0, *self.lengths])
         rows = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in order] or [np.zeros(0, int)]).astype(int)
-        columns = (each[rows] for each in (self.scores, self.labels, self.matched, self.ignored))
-        return Detections(self.lengths[order], *columns, objects=self.objects[order])
+        return Detections(
+            self.lengths[order],
+            self.scores[rows],
+            self.labels[rows],
+            self.matched[rows],
+            self.ignored[rows],
+            self.objects[order],
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,11 +13,11 @@ from torch import nn
 
 from attngraft.files import atomic_file
 from attngraft.opening import open_regular
-from attngraft.tasks.codec import Codec, Program
+from attngraft.tasks.codec import Codec
+from attngraft.tasks.detection.augmentation import resized
 from attngraft.tasks.detection.config import DetectionTestConfig
 from attngraft.tasks.detection.drawing import drawn
 from attngraft.tasks.detection.inference import Detected, detect
-from attngraft.tasks.detection.augmentation import resized
 from attngraft.tasks.images.inputs import HostInput, image_to_tensor
 from attngraft.tasks.images.sources.decoding import decode, in_mode
 from attngraft.tasks.task import unwrapped

@@ -7,7 +7,12 @@ from attngraft.strict import FieldError, require
 from attngraft.tasks.images.config import DataConfig
 
 Head = Literal["faster_rcnn", "mask_rcnn", "cascade_mask_rcnn"]
-PRIMARY = {"faster_rcnn": "box_ap", "mask_rcnn": "mask_ap", "cascade_mask_rcnn": "mask_ap"}  #: by head
+Primary = Literal["box_ap", "box_ap50", "box_ap75", "mask_ap", "mask_ap50", "mask_ap75"]
+PRIMARY: dict[Head, Primary] = {
+    "faster_rcnn": "box_ap",
+    "mask_rcnn": "mask_ap",
+    "cascade_mask_rcnn": "mask_ap",
+}  #: by head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +93,7 @@ class DetectionMetricsConfig:
     """The primary metric."""
 
     #: metric used to compare runs; null: mask_ap for heads with masks, else box_ap
-    primary: Literal["box_ap", "box_ap50", "box_ap75", "mask_ap", "mask_ap50", "mask_ap75"] | None = None
+    primary: Primary | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

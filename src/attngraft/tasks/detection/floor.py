@@ -12,7 +12,8 @@ import numpy as np
 from scipy import ndimage
 from scipy.spatial import ConvexHull
 
-from attngraft.tasks.detection.objects import RunLengths, mask_api
+from attngraft.models.dense.rle import mask_api
+from attngraft.tasks.detection.objects import RunLengths
 
 DESCRIPTION = "Otsu's threshold and connected regions, without training"
 _SMALLEST = 10  #: pixels of the smallest region

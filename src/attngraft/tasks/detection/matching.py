@@ -15,7 +15,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from attngraft.tasks.detection.objects import RunLengths, mask_api
+from attngraft.models.dense.rle import mask_api
+from attngraft.tasks.detection.objects import RunLengths
 
 IouType = Literal["box", "mask", "boundary"]
 
@@ -43,9 +44,9 @@ def mask_ious(detected: Sequence[RunLengths], true: Sequence[RunLengths], crowd:
 
 def boundary_ious(detected: Sequence[RunLengths], true: Sequence[RunLengths], crowd: np.ndarray) -> np.ndarray:
     """Return the smaller of the IoU of the masks and of the bands inside of their contours, (D, G); see `mask_ious`."""
-    bands = [[mask_api().rleToBoundary(dict(each), _DILATION) for each in masks] for masks in (detected, true)]
+    found, wanted = ([mask_api().rleToBoundary(dict(each), _DILATION) for each in masks] for masks in (detected, true))
     whole = mask_ious(detected, true, crowd)
-    return np.where(crowd[None], whole, np.minimum(whole, mask_ious(*bands, crowd)))
+    return np.where(crowd[None], whole, np.minimum(whole, mask_ious(found, wanted, crowd)))
 
 
 def match(

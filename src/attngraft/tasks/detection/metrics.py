@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
+from attngraft.models.dense.rle import mask_api
 from attngraft.results.measured import ClosedForm, Measured, Statistic
 from attngraft.results.records import RecordTable
 from attngraft.results.sections import Metric
@@ -23,7 +24,7 @@ from attngraft.tasks.detection.matching import (
     mask_ious,
     match,
 )
-from attngraft.tasks.detection.objects import Objects, RunLengths, mask_api
+from attngraft.tasks.detection.objects import Objects, RunLengths
 
 FLOOR = "floor_"  #: prefix of the columns of the detections without training, see `floor`
 _THRESHOLDS = {"": slice(None), "50": slice(0, 1), "75": slice(5, 6)}  #: indices in `THRESHOLDS` by name
@@ -70,7 +71,7 @@ def image_statistics(
         areas["mask"] = np.array(mask_api().area(list(masks)) if masks else [], dtype=float)
         if boundaries:
             ious["boundary"], areas["boundary"] = boundary_ious(masks, objects.masks, objects.crowd), areas["mask"]
-    found = {
+    found: dict[str, Any] = {
         "confidence": np.asarray(scores, dtype=np.float32),
         "label": np.asarray(labels, dtype=np.int32),
         "true_label": np.asarray(objects.labels, dtype=np.int32),

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from attngraft.errors import ConfigError, DataError
+from attngraft.errors import DataError
 from attngraft.files import printable
 from attngraft.models.dense import detector, padded_size
 from attngraft.results.measured import Measured
@@ -20,7 +20,7 @@ from attngraft.results.sections import Section
 from attngraft.strict import FieldError
 from attngraft.tasks.configured import ConfiguredTask
 from attngraft.tasks.detection.codec import DetectionCodec
-from attngraft.tasks.detection.config import PRIMARY, DetectionConfig
+from attngraft.tasks.detection.config import PRIMARY, DetectionConfig, DetectionMetricsConfig
 from attngraft.tasks.detection.facts import ObjectFacts, crowded_note, read_facts
 from attngraft.tasks.detection.floor import threshold_regions
 from attngraft.tasks.detection.inference import detect
@@ -52,7 +52,9 @@ class DetectionFacts(Facts):
             raise FieldError("objects.train", "must have a number of objects for each of the classes")
         if any(not 0 <= number <= LARGEST for numbers in self.objects.values() for number in numbers):
             raise FieldError("objects", "must be numbers of objects")
-        if self.canvas is not None and (len(self.canvas) != 2 or not all(0 < side <= LARGEST_SIZE for side in self.canvas)):
+        if self.canvas is not None and (
+            len(self.canvas) != 2 or not all(0 < side <= LARGEST_SIZE for side in self.canvas)
+        ):
             raise FieldError("canvas", "must be null, or a height and a width")
 
 
@@ -75,8 +77,8 @@ class Detection(ConfiguredTask):
     facts_class = DetectionFacts
 
     def __init__(self, config: DetectionConfig, *, seed: int) -> None:
-        primary = config.metrics.primary or PRIMARY[config.head]
-        super().__init__(replace(config, metrics=replace(config.metrics, primary=primary)), seed=seed)
+        chosen = config.metrics.primary or PRIMARY[config.head]
+        super().__init__(replace(config, metrics=DetectionMetricsConfig(primary=chosen)), seed=seed)
         self._host: HostInput  # set by load
         self._classes = 0
 
@@ -86,7 +88,7 @@ class Detection(ConfiguredTask):
         config, host, source = self.config, HostInput.from_model(model_data_config), self.open_source()
         if config.head != "faster_rcnn" and not source.masks:
             raise DataError(
-                f"{source.where}: its objects have no masks, but {config.head} predicts them; add --set task.head=faster_rcnn"
+                f"{source.where}: objects have no masks, which {config.head} predicts; add --set task.head=faster_rcnn"
             )
         counted = {name: read_facts(images, source.classes, name=name) for name, images in source.parts().items()}
         self._random_split, self._host, self._classes = source.drawn, host, len(source.classes)
@@ -132,7 +134,9 @@ class Detection(ConfiguredTask):
             return None
         return padded_size(self.config.augment.crop or host["input_size"][1:])
 
-    def _facts(self, source: ObjectSource, counted: Mapping[str, ObjectFacts], notes: Sequence[str], canvas: Any) -> dict[str, Any]:
+    def _facts(
+        self, source: ObjectSource, counted: Mapping[str, ObjectFacts], notes: Sequence[str], canvas: Any
+    ) -> dict[str, Any]:
         facts: dict[str, Any] = {
             "task": self.name,
             "source": self.config.data.source,
@@ -220,7 +224,10 @@ class Detection(ConfiguredTask):
             if found.masks is not None:
                 lengths = [len(mask["counts"]) for mask in found.masks]
                 counts = b"".join(mask["counts"] for mask in found.masks)
-                outputs[-1] |= {"mask": np.frombuffer(counts, dtype=np.uint8), "mask_length": np.array(lengths, dtype=np.int32)}
+                outputs[-1] |= {
+                    "mask": np.frombuffer(counts, dtype=np.uint8),
+                    "mask_length": np.array(lengths, dtype=np.int32),
+                }
         return Records(
             statistics={name: [row[name] for row in rows] for name in rows[0]},
             outputs={name: [each[name] for each in outputs] for name in outputs[0]},
