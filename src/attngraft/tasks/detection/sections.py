@@ -78,8 +78,8 @@ def _errors(predictions: Sequence[Mapping[str, Any]]) -> Section:
     columns = [Column(name="", kind="text"), Column(name="per object", kind="share", role="compared")]
     note = (
         "The best detections of all images, as many as there are objects, at an IoU of 0.5, as a mean over seeds. A "
-        "duplicate overlaps an object that a better detection has found, a detection of the wrong class an object of another class; "
-        "localization: an object of the class at an IoU of 0.1 to 0.5; background: everything else."
+        "duplicate overlaps an object that a better detection has found, a detection of the wrong class an object of "
+        "another class; localization: an object of the class at an IoU of 0.1 to 0.5; background: everything else."
     )
     return Section(name="errors", title="Errors", note=note, table=Table(columns=columns, rows=rows))
 
