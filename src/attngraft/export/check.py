@@ -72,7 +72,7 @@ def check_outputs(
             )
         if others != shapes:
             raise ExportError(f"{file} returns {_shown(others)}, the model {_shown(shapes)}; nothing was exported")
-        for theirs, ours in zip(got, expected, strict=True):
+        for theirs, ours in ((a, b) for a, b in zip(got, expected, strict=True) if b.numel()):
             difference = float((theirs.double() - ours.double()).abs().max() / ours.double().abs().max().clamp_min(1))
             if not difference <= tolerance:  # also true for NaN
                 raise ExportError(

@@ -27,7 +27,7 @@ def heads(*, stages: int, **options: Any) -> CascadeRoIHeads:
         "box_width": 32,
         "mask_layers": 1,
     }
-    shared = HeadOptions(**given | {"detections": 5, "min_score": 0.0, "nms": 0.5} | options)
+    shared = HeadOptions(**given | {"detections": 5, "samples": 512, "min_score": 0.0, "nms": 0.5} | options)
     return CascadeRoIHeads(shared, stages=stages)
 
 

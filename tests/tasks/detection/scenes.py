@@ -69,10 +69,10 @@ def lengths(mask: np.ndarray) -> list[int]:
     return np.diff(edges, prepend=0, append=mask.size).tolist()
 
 
-def coco(split: str) -> dict[str, Any]:
+def coco(split: str, counts: dict[str, int] = COUNTS) -> dict[str, Any]:
     """Return the annotations of a split, whose categories are 7 and 3."""
     images, annotations = [], []
-    for number, (part, name, pixels, objects) in enumerate(scenes()):
+    for number, (part, name, pixels, objects) in enumerate(scenes(counts)):
         if part != split:
             continue
         height, width = pixels.shape[:2]
@@ -94,12 +94,12 @@ def coco(split: str) -> dict[str, Any]:
     return {"images": images, "annotations": annotations, "categories": categories}
 
 
-def write_coco(folder: Path) -> Path:
+def write_coco(folder: Path, counts: dict[str, int] = COUNTS) -> Path:
     """Write images/SPLIT and annotations/instances_SPLIT.json."""
-    for split, name, pixels, _ in scenes():
+    for split, name, pixels, _ in scenes(counts):
         save(folder / "images" / split / f"{name}.png", pixels)
-    for split in COUNTS:
-        write_text(folder / f"annotations/instances_{split}.json", json.dumps(coco(split)))
+    for split in counts:
+        write_text(folder / f"annotations/instances_{split}.json", json.dumps(coco(split, counts)))
     return folder
 
 

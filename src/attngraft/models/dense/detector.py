@@ -165,6 +165,7 @@ def detector(
     width: int = 256,
     box_width: int = 1024,
     mask_layers: int = 4,
+    samples: int = 512,
     anchors: Sequence[int] = (32, 64, 128, 256, 512),
     detections: int = 100,
     min_score: float = 0.05,
@@ -186,6 +187,7 @@ def detector(
         width: channels of the pyramid and the mask head.
         box_width: width of the box head.
         mask_layers: number of convolutions of the mask head.
+        samples: boxes per image on which the heads are trained, at most a quarter of them with an object.
         anchors: side of the anchors of each of the five levels, in pixels.
         detections: most detections of an image.
         min_score: detections of a lower score are dropped.
@@ -206,6 +208,7 @@ def detector(
         width=width,
         box_width=box_width,
         mask_layers=mask_layers,
+        samples=samples,
         detections=detections,
         min_score=min_score,
         nms=nms,

@@ -25,7 +25,7 @@ BoxLoss = Literal["l1", "smooth_l1", "giou"]
 BETA = {"l1": 0.0, "smooth_l1": 1 / 9}
 GIOU_WEIGHT = 10.0
 BOX_SIDE, MASK_SIDE = 7, 14
-_IOU, _SAMPLES, _POSITIVE = 0.5, 512, 0.25
+_IOU, _POSITIVE = 0.5, 0.25
 _DELTA_WEIGHTS = (10.0, 10.0, 5.0, 5.0)  # 1 / (0.1, 0.1, 0.2, 0.2)
 
 Maps = Mapping[str, Tensor]
@@ -43,6 +43,7 @@ class HeadOptions:
     width: int
     box_width: int
     mask_layers: int
+    samples: int
     detections: int
     min_score: float
     nms: float
@@ -150,7 +151,7 @@ class Stage(RoIHeads):
             BoxPredictor(options.box_width, options.classes, background=background),
             iou,
             iou,
-            _SAMPLES,
+            options.samples,
             _POSITIVE,
             tuple(scale * weight for weight in _DELTA_WEIGHTS),
             options.min_score,

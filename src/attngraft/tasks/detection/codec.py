@@ -17,7 +17,7 @@ from attngraft.tasks.codec import Codec
 from attngraft.tasks.detection.augmentation import resized
 from attngraft.tasks.detection.config import DetectionTestConfig
 from attngraft.tasks.detection.drawing import drawn
-from attngraft.tasks.detection.inference import Detected, detect
+from attngraft.tasks.detection.inference import Detected, detect, in_pixels
 from attngraft.tasks.images.inputs import HostInput, image_to_tensor
 from attngraft.tasks.images.sources.decoding import decode, in_mode
 from attngraft.tasks.task import unwrapped
@@ -51,10 +51,13 @@ class DetectionCodec(Codec):
         self.host, self.test, self.canvas = host, test, canvas
         self.classes, self.ids = tuple(classes), tuple(ids)
 
+    @property
+    def _size(self) -> tuple[int, int]:
+        return self.canvas or (self.test.size or _SIDE, self.test.size or _SIDE)
+
     def example_inputs(self, batch_size: int) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """Return standard-normal images (B, C, H, W) of the size of the canvas, or of the shorter side of test images."""
-        height, width = self.canvas or (self.test.size or _SIDE,) * 2
-        return (torch.randn(batch_size, self.host.channels, height, width),), {}
+        return (torch.randn(batch_size, self.host.channels, *self._size),), {}
 
     def check(self, raw: str) -> None:
         self._opened(raw)
@@ -82,8 +85,13 @@ class DetectionCodec(Codec):
         return [detect(called, image, size) for image, size in zip(*args, strict=True)]
 
     def decode(self, outputs: Any) -> list[list[dict[str, Any]]]:
-        """Return the detections of each image as COCO's results, with the name of the class."""
-        return [self._results(each) for each in outputs]
+        """Return the detections of each image as COCO's results, with the name of the class.
+
+        Args:
+            outputs: detections, or the detector's outputs for images of the size of example inputs.
+        """
+        size = self._size
+        return [self._results(each if isinstance(each, Detected) else in_pixels(each, size, size)) for each in outputs]
 
     def _results(self, found: Detected) -> list[dict[str, Any]]:
         results = []

@@ -111,11 +111,12 @@ class DetectionConfig:
     width: int = 256  #: channels of the feature pyramid and of the mask head
     box_width: int = 1024  #: width of the box head
     mask_layers: int = 4  #: number of convolutions of the mask head
+    samples: int = 512  #: boxes per image on which heads are trained, at most a quarter of them with an object
     anchors: tuple[int, ...] = (32, 64, 128, 256, 512)  #: side of the anchors of each of the five levels, in pixels
     freeze_norm: bool = False  #: keep the host's batch norms as they are at the start
 
     def __post_init__(self) -> None:
-        for name in ("width", "box_width"):
+        for name in ("width", "box_width", "samples"):
             require(self, name, getattr(self, name) >= 1, "must be at least 1")
         require(self, "mask_layers", self.mask_layers >= 0, "must not be negative")
         require(self, "anchors", len(self.anchors) == 5 and min(self.anchors) >= 1, "must be five positive numbers")

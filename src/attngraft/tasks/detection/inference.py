@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -32,21 +31,30 @@ def detect(model: nn.Module, image: Tensor, size: tuple[int, int]) -> Detected:
 
     Args:
         model: the detector, in evaluation mode.
-        image: (C, H, W), resized and normalized.
+        image: (C, h, w), resized and normalized.
         size: height and width of the original image.
     """
-    found: dict[str, Tensor] = model([image])[0]
+    return in_pixels(model([image])[0], (image.shape[-2], image.shape[-1]), size)
+
+
+def in_pixels(found: Mapping[str, Tensor], resized: tuple[int, int], size: tuple[int, int]) -> Detected:
+    """Return a detector's output for an image in pixels of the original.
+
+    Args:
+        found: output of `models.dense.Detector`.
+        resized: height and width of the image that the detector was given.
+        size: those of the original image.
+    """
     order = found["scores"].argsort(descending=True, stable=True)
-    height, width = image.shape[-2:]
-    scale = torch.tensor([size[1] / width, size[0] / height] * 2, dtype=torch.float64)
-    boxes = found["boxes"][order].cpu().double() * scale
+    scale = torch.tensor([size[1] / resized[1], size[0] / resized[0]] * 2, dtype=torch.float64)
+    boxes = found["boxes"][order].detach().cpu().double() * scale
     boxes[:, 0::2].clamp_(0, size[1])
     boxes[:, 1::2].clamp_(0, size[0])
-    masks: Any = None
+    masks = None
     if "masks" in found:
-        masks = masks_to_rle(found["masks"][order].cpu().float(), boxes.float(), size)
+        masks = masks_to_rle(found["masks"][order].detach().cpu().float(), boxes.float(), size)
     return Detected(
-        scores=found["scores"][order].cpu().float().numpy(),
+        scores=found["scores"][order].detach().cpu().float().numpy(),
         labels=found["labels"][order].cpu().numpy() - 1,
         boxes=boxes.numpy(),
         masks=masks,

@@ -94,7 +94,10 @@ def image_statistics(
 
 
 def measure(table: RecordTable, *, classes: int, prefix: str = "") -> Measured:
-    """Return the metrics of detections, or of those with a prefix of their columns (`FLOOR`)."""
+    """Return the metrics of detections, or of those with a prefix of their columns (`FLOOR`).
+
+    Sizes of which there are no objects have no metric.
+    """
     lengths = np.array([len(each) for each in table[f"{prefix}confidence"]])
     scores, labels = (_joined(table[f"{prefix}{name}"]) for name in ("confidence", "label"))
     objects = np.repeat(np.arange(len(lengths)), [len(each) for each in table["true_label"]])
@@ -107,6 +110,8 @@ def measure(table: RecordTable, *, classes: int, prefix: str = "") -> Measured:
         matched, ignored = (_bits(table[f"{prefix}{kind}_{name}"]) for name in ("matched", "ignored"))
         for index, area in enumerate(RANGES if kind != "boundary" else ("all",)):
             counted = ~true_ignored[:, index]
+            if area != "all" and not counted.any():
+                continue
             numbers = sparse.coo_array(
                 (counted.astype(float), (objects, true_labels)), shape=(len(lengths), classes)
             ).toarray()

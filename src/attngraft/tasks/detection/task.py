@@ -190,6 +190,7 @@ class Detection(ConfiguredTask):
             width=config.width,
             box_width=config.box_width,
             mask_layers=config.mask_layers,
+            samples=config.samples,
             anchors=config.anchors,
             detections=config.test.detections,
             min_score=config.test.min_score,
