@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw
 
-from attngraft.tasks.detection.objects import RunLengths, mask_api
+from attngraft.models.dense.rle import mask_api
+from attngraft.tasks.detection.objects import RunLengths
 
 _OPACITY = 0.45  #: of masks
 _GOLDEN = 0.618034  #: step of the hue, which keeps the colors of neighboring classes apart

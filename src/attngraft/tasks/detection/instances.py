@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from attngraft.errors import DataError
+from attngraft.models.dense.rle import mask_api
 from attngraft.tasks.detection.annotated import AnnotatedImages, ReadObjects
 from attngraft.tasks.detection.config import ObjectDataConfig
-from attngraft.tasks.detection.objects import Objects, RunLengths, mask_api
+from attngraft.tasks.detection.objects import Objects, RunLengths
 from attngraft.tasks.detection.run_lengths import areas_of, boxes_of, of_label_map
 from attngraft.tasks.images.folders import IMAGES, MASKS, SPLITS, find_pairs, find_side, image_files, split_folder
 from attngraft.tasks.images.sources.decoding import HUGE

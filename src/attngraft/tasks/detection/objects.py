@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from attngraft.models.dense.rle import mask_api as mask_api
-
 RunLengths = Mapping[str, Any]  #: mask as compressed run lengths of COCO: {"size": [height, width], "counts": bytes}
 
 

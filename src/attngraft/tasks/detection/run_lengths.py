@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from attngraft.tasks.detection.objects import RunLengths, mask_api
+from attngraft.models.dense.rle import mask_api
+from attngraft.tasks.detection.objects import RunLengths
 from attngraft.tasks.images.coco import polygon_points, run_lengths
 
 _OUTLINE = 2**22  #: largest number of pixels of the outlines of an object, which are stored while it is drawn

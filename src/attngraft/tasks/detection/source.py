@@ -13,12 +13,12 @@ import numpy as np
 
 from attngraft.errors import DataError
 from attngraft.files import user_path
+from attngraft.models.dense.rle import mask_api
 from attngraft.opening import access_errors
 from attngraft.tasks.detection.annotated import AnnotatedImages, ReadObjects
 from attngraft.tasks.detection.coco import OBJECTS, read_coco
 from attngraft.tasks.detection.config import ObjectDataConfig
 from attngraft.tasks.detection.instances import has_nested, read_instances
-from attngraft.tasks.detection.objects import mask_api
 from attngraft.tasks.detection.voc import is_voc, read_voc
 from attngraft.tasks.detection.yolo import is_yolo, read_yolo
 from attngraft.tasks.images.coco import coco_files
