@@ -6,6 +6,7 @@ import csv
 import functools
 import io
 import json
+import re
 import tarfile
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ import torch
 import yaml
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from PIL import Image
 
 from attngraft.grafting.io import CHECKSUM, KEY, _checksum
 from attngraft.mechanisms.registry import graft_types
@@ -334,6 +336,40 @@ def odd_clouds(valid: Mapping[str, bytes]) -> st.SearchStrategy[Files]:
         return {name: b" ".join(found)}
 
     return odd()
+
+
+def odd_words(valid: Mapping[str, bytes]) -> st.SearchStrategy[Files]:
+    """A file of text or XML in which some words, tags or signs are others."""
+
+    @st.composite
+    def odd(draw: st.DrawFn) -> Files:
+        name = draw(st.sampled_from(sorted(valid)))
+        found = re.split(rb"([ <>\n])", valid[name])
+        for _ in range(draw(st.integers(1, 4))):
+            other = draw(st.sampled_from([*WORDS, b"-5", b"1.5", b"<!DOCTYPE a>", b"&a;", b"<", b"object", b""]))
+            found[draw(st.integers(0, len(found) - 1))] = other
+        return {name: b"".join(found)}
+
+    return odd()
+
+
+def odd_pictures(valid: Mapping[str, bytes]) -> st.SearchStrategy[Files]:
+    """A picture of another size, mode or format, with any values."""
+    sides = st.integers(1, 40)
+
+    def encoded_picture(mode: str, size: tuple[int, int], value: int, form: str) -> bytes:
+        stream = io.BytesIO()
+        picture = Image.new(mode, size, value)
+        picture.putpixel((0, 0), 0)
+        picture.save(stream, form)
+        return stream.getvalue()
+
+    modes = st.sampled_from([("L", "png"), ("P", "png"), ("1", "png"), ("I;16", "png"), ("I", "tiff"), ("F", "tiff")])
+    sizes = st.tuples(sides, sides) | st.just((48, 36))
+    pictures = st.builds(
+        lambda kind, size, value: encoded_picture(kind[0], size, value, kind[1]), modes, sizes, st.integers(0, 255)
+    )
+    return st.builds(lambda name, content: {name: content}, st.sampled_from(sorted(valid)), pictures)
 
 
 @functools.cache

@@ -33,6 +33,9 @@ from attngraft.study import Tools, compare
 from attngraft.study.config import read_study_file, study_from_dict
 from attngraft.study.predictions import open_predictions, read_statistics
 from attngraft.study.verify import verify
+from attngraft.tasks.detection.config import ObjectDataConfig
+from attngraft.tasks.detection.facts import read_facts
+from attngraft.tasks.detection.source import open_objects
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.opening import open_images
 from attngraft.tasks.points.source import load_clouds
@@ -52,15 +55,20 @@ from tests.fuzzing.odd import (
     odd_json_lines,
     odd_npz,
     odd_parquet,
+    odd_pictures,
     odd_run,
     odd_specification,
     odd_tar,
     odd_text,
+    odd_words,
     odd_yaml,
     png,
 )
 from tests.grafting.test_apply import tiny_vit
 from tests.study.test_end_to_end import tiny
+from tests.tasks.detection.scenes import write_coco as write_object_coco
+from tests.tasks.detection.scenes import write_masks as write_object_masks
+from tests.tasks.detection.scenes import write_voc, write_yolo
 from tests.tasks.images.datasets import make_folder, picture
 from tests.tasks.points.files import CUBE, drawn, write_npy, write_pcd, write_ply
 from tests.tasks.points.files import write_text as write_lines
@@ -220,6 +228,13 @@ def read_masks(folder: Path) -> Any:
     return source.labels.classes, counts, [[images.label(i) for i in range(len(images))] for images in parts]
 
 
+def read_objects(folder: Path) -> Any:
+    source = open_objects(ObjectDataConfig(source=str(folder)))
+    facts = [read_facts(images, source.classes) for images in source.parts().values()]
+    objects = [images.objects(i) for images in source.parts().values() for i in range(len(images))]
+    return source.classes, source.category_ids, source.masks, source.notes, facts, objects
+
+
 def write_split(folder: Path) -> None:
     make_folder(folder / "data", TREE)
     lines = [f"{path},{'train' if i % 2 else 'val'}\n" for i, path in enumerate(PATHS)]
@@ -367,6 +382,18 @@ READERS: dict[str, Reader] = {
         read=read_masks,
         files=["train/*.json"],
         odd=odd_json("train/_annotations.coco.json"),
+    ),
+    "object coco": Reader(
+        write=write_object_coco,
+        read=read_objects,
+        files=["annotations/*.json"],
+        odd=odd_json("annotations/instances_train.json"),
+    ),
+    "object masks": Reader(write=write_object_masks, read=read_objects, files=["masks/train/*"], odd=odd_pictures),
+    "yolo": Reader(write=write_yolo, read=read_objects, files=["labels/*/*.txt"], odd=odd_words),
+    "yolo names": Reader(write=write_yolo, read=read_objects, files=["data.yaml"], odd=odd_yaml("data.yaml")),
+    "voc": Reader(
+        write=write_voc, read=read_objects, files=["Annotations/*.xml", "ImageSets/Main/*.txt"], odd=odd_words
     ),
     "split file": Reader(write=write_split, read=read_divided, files=["split.csv"], odd=odd_text("split.csv", ",")),
     "recipe": Reader(

@@ -40,6 +40,7 @@ class ExamplesView:
     seeds: int
     groups: list[tuple[str, list[ExampleView]]]
     masks: bool = False
+    panels: str = ""
 
 
 def example_view(result: StudyResult, examples: ExampleImages | None) -> ExamplesView | None:
@@ -78,4 +79,10 @@ def example_view(result: StudyResult, examples: ExampleImages | None) -> Example
             groups.append((shown(group.title), images))
     if not groups:
         return None
-    return ExamplesView(variant=shown(examples.variant), seeds=examples.seeds, groups=groups, masks=examples.masks)
+    return ExamplesView(
+        variant=shown(examples.variant),
+        seeds=examples.seeds,
+        groups=groups,
+        masks=examples.masks,
+        panels=shown(examples.panels),
+    )

@@ -50,7 +50,9 @@ class ExampleImages:
     variant: str
     seeds: int
     groups: list[ExampleGroup]
-    masks: bool = False  #: whether each image is five pictures side by side: image, labels, two masks, their errors
+    masks: bool = False  #: whether each image is several pictures side by side
+    #: what the pictures show; empty: image, labels, two masks, their errors
+    panels: str = ""
 
 
 def save_examples(examples: ExampleImages | None, folder: Path) -> None:

@@ -21,8 +21,10 @@ from attngraft.results.study import StudyResult, VariantResult
 from attngraft.results.wording import baseline_of
 from attngraft.study.config import StudyConfig
 from attngraft.study.example_masks import mask_examples
+from attngraft.study.example_objects import object_examples
 from attngraft.study.plan import finished_runs
 from attngraft.study.predictions import open_predictions
+from attngraft.tasks.detection import Detection
 from attngraft.tasks.images.inspection import open_thumbnails
 from attngraft.tasks.images.task import ImageTask
 from attngraft.tasks.segmentation import Segmentation
@@ -100,6 +102,8 @@ def _selected(
     task, classes = task_of(first), first.facts.get("classes")
     if isinstance(task, Segmentation):
         return mask_examples(task, first, variant[seeds[0]], name)
+    if isinstance(task, Detection):
+        return object_examples(task, first, variant[seeds[0]], name)
     if not isinstance(task, ImageTask) or not classes:
         return None
     before, after = (_answers([runs[seed] for seed in seeds]) for runs in (baseline, variant))

@@ -40,12 +40,7 @@ def mask_examples(task: Segmentation, baseline: RunRecord, variant: RunRecord, n
         if "mask" not in before or "mask" not in after or not np.array_equal(before.names, after.names):
             return None
         scores = [mean_of_defined(_ious(table)) for table in (before, after)]
-        gain = np.nan_to_num(scores[1] - scores[0])
-        order = np.argsort(gain, kind="stable")
-        groups = {
-            f"Higher mean IoU with {name}": [int(row) for row in order[::-1][:SHOWN] if gain[row] > 0],
-            "Higher mean IoU with the baseline": [int(row) for row in order[:SHOWN] if gain[row] < 0],
-        }
+        groups = most_different(scores, name, "mean IoU")
         task.load_split(RunFolder(baseline.folder).split)
         wanted = [row for rows in groups.values() for row in rows]
         opened = task.open_examples([str(before.names[row]) for row in wanted])
@@ -55,11 +50,37 @@ def mask_examples(task: Segmentation, baseline: RunRecord, variant: RunRecord, n
             row: _picture(image, [label, *(column[row] for column in masks)], colors)
             for row, (image, label) in zip(wanted, opened, strict=True)
         }
-        names = before.names
+        return pictures_by_group(groups, before.names, scores, shown, name)
+
+
+def most_different(scores: Sequence[np.ndarray], name: str, score: str) -> dict[str, list[int]]:
+    """Return the images where the scores (N,) of baseline and variant differ most, by the group's title."""
+    gain = np.nan_to_num(scores[1] - scores[0])
+    order = np.argsort(gain, kind="stable")
+    return {
+        f"Higher {score} with {name}": [int(row) for row in order[::-1][:SHOWN] if gain[row] > 0],
+        f"Higher {score} with the baseline": [int(row) for row in order[:SHOWN] if gain[row] < 0],
+    }
+
+
+def pictures_by_group(
+    groups: Mapping[str, Sequence[int]],
+    names: np.ndarray,
+    scores: Sequence[np.ndarray],
+    pictures: Mapping[int, str],
+    name: str,
+    panels: str = "",
+) -> ExampleImages:
+    """Return the images of each group with their pictures and both scores; `panels` describes the pictures."""
+
+    def rated(score: float) -> ExamplePrediction:
+        return ExamplePrediction(predicted="", confidence=round(score, 4), right=0)
+
     return ExampleImages(
         variant=name,
         seeds=1,
         masks=True,
+        panels=panels,
         groups=[
             ExampleGroup(
                 title=title,
@@ -67,9 +88,9 @@ def mask_examples(task: Segmentation, baseline: RunRecord, variant: RunRecord, n
                     ExampleImage(
                         name=str(names[row]),
                         label="",
-                        baseline=ExamplePrediction(predicted="", confidence=round(float(scores[0][row]), 4), right=0),
-                        variant=ExamplePrediction(predicted="", confidence=round(float(scores[1][row]), 4), right=0),
-                        jpeg=shown[row],
+                        baseline=rated(float(scores[0][row])),
+                        variant=rated(float(scores[1][row])),
+                        jpeg=pictures[row],
                     )
                     for row in rows
                 ],
@@ -95,10 +116,17 @@ def _picture(image: Image.Image, masks: Sequence[np.ndarray], colors: Sequence[S
     right = [(mask == label) & (label < len(colors)) for mask in (before, after)]
     only = np.select([right[0] & ~right[1], right[1] & ~right[0]], [0, 1], _NONE)
     gray = small.convert("L").convert("RGB")
-    parts = [small, *(overlay(small, mask, colors) for mask in (label, before, after)), overlay(gray, only, _ONLY)]
-    whole = Image.new("RGB", (len(parts) * (WIDTH + _GAP) - _GAP, size[1]), "white")
+    return side_by_side(
+        [small, *(overlay(small, mask, colors) for mask in (label, before, after)), overlay(gray, only, _ONLY)]
+    )
+
+
+def side_by_side(parts: Sequence[Image.Image]) -> str:
+    """Return pictures of one size side by side as a JPEG file in base64."""
+    width, height = parts[0].size
+    whole = Image.new("RGB", (len(parts) * (width + _GAP) - _GAP, height), "white")
     for number, part in enumerate(parts):
-        whole.paste(part, (number * (WIDTH + _GAP), 0))
+        whole.paste(part, (number * (width + _GAP), 0))
     file = io.BytesIO()
     whole.save(file, "JPEG", quality=80)
     return base64.b64encode(file.getvalue()).decode()

@@ -220,6 +220,7 @@ def test_images_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "images").rename(tmp_path / "pictures")
     with pytest.raises(DataError, match=r"its images are not in .*; put them there"):
         opened(tmp_path)
+    assert len(opened(tmp_path, images="pictures").train) == 6
 
 
 def test_long_outlines_are_refused() -> None:

@@ -70,6 +70,7 @@ def test_wrong_folders_per_image(tmp_path: Path) -> None:
 def test_splits_of_folders_per_image(tmp_path: Path) -> None:
     write_bowl(tmp_path / "train")
     write_bowl(tmp_path / "val")
+    (tmp_path / "train/.checkpoints").mkdir()
     source = opened(tmp_path)
     assert source.train.names[1] == "train/01/images/01.png"
     assert source.val.objects(1).boxes.tolist() == source.train.objects(1).boxes.tolist()

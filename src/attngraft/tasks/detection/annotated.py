@@ -210,16 +210,16 @@ class ObjectList:
         width, height = self.size
         left, top, right, bottom = box
         inside = max(0.0, left), max(0.0, top), min(float(width), right), min(float(height), bottom)
-        sides, visible = (right - left, bottom - top), (inside[2] - inside[0], inside[3] - inside[1])
-        shown = f"[{left:g}, {top:g}, {right:g}, {bottom:g}]"
-        if min(sides) <= 0:
+        if min(right - left, bottom - top) <= 0:
+            shown = f"[{left:g}, {top:g}, {right:g}, {bottom:g}]"
             self._checks.flat.append(
                 f"{where}: the box {shown} (left, top, right, bottom) has no area; correct or remove it"
             )
             return
-        if min(visible) <= 0:
+        if min(inside[2] - inside[0], inside[3] - inside[1]) <= 0:
+            shown = f"[{left:g}, {top:g}, {right:g}, {bottom:g}]"
             raise ValueError(f"the box {shown} (left, top, right, bottom) is outside of the {width} x {height} image")
-        self._checks.clipped += max(a - b for a, b in zip(sides, visible, strict=True)) > _ROUNDING
+        self._checks.clipped += max(-left, -top, right - width, bottom - height) > _ROUNDING
         self._checks.unmasked += mask is None
         self._boxes.append(inside)
         self._labels.append(label)
@@ -232,10 +232,11 @@ class ObjectList:
         boxes = np.array(self._boxes, dtype=np.float64).reshape(-1, 4)
         known = [mask for mask in self._masks if mask is not None]
         masks = known if len(known) == len(self._masks) else None
-        areas = np.prod(boxes[:, 2:] - boxes[:, :2], axis=1) if masks is None else areas_of(masks)
-        for index, area in enumerate(self._areas):
-            if area is not None:
-                areas[index] = area
+        if all(area is not None for area in self._areas):
+            areas = np.array(self._areas, dtype=np.float64)
+        else:
+            own = np.prod(boxes[:, 2:] - boxes[:, :2], axis=1) if masks is None else areas_of(masks)
+            areas = np.array([other if area is None else area for area, other in zip(self._areas, own, strict=True)])
         return ReadAnnotation(
             self.size,
             Objects(

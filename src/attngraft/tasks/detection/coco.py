@@ -12,6 +12,7 @@ from attngraft.image_files import SEQUENTIAL
 from attngraft.opening import JSON_LIMIT, read_mapping
 from attngraft.suggest import cut, quoted
 from attngraft.tasks.detection.annotated import AnnotatedImages, Checks, ObjectList, ReadObjects, number
+from attngraft.tasks.detection.config import ObjectDataConfig
 from attngraft.tasks.detection.run_lengths import of_annotation
 from attngraft.tasks.images.coco import image_folder, split_files
 from attngraft.tasks.images.folders import SPLITS
@@ -21,7 +22,7 @@ OBJECTS = ("instances_",)  #: start of the names of files with objects, unlike c
 Categories = dict[int, str]  #: names by id, in ascending order
 
 
-def read_coco(root: Path) -> ReadObjects:
+def read_coco(root: Path, config: ObjectDataConfig) -> ReadObjects:
     """Read the annotation files of a folder, or a single one.
 
     Raises:
@@ -35,7 +36,7 @@ def read_coco(root: Path) -> ReadObjects:
         files = split_files(root, SPLITS, OBJECTS)
     checks, parts, categories = Checks(), dict[str, AnnotatedImages](), Categories()
     for split, (name, file) in files.items():
-        parts[split], own = _read(root, name, file, checks)
+        parts[split], own = _read(root, name, file, checks, config.images)
         if categories and own != categories:
             raise DataError(f"{file}: its categories differ from those of the other splits; make them the same")
         categories = own
@@ -45,7 +46,7 @@ def read_coco(root: Path) -> ReadObjects:
     )
 
 
-def _read(root: Path, split: str, file: Path, checks: Checks) -> tuple[AnnotatedImages, Categories]:
+def _read(root: Path, split: str, file: Path, checks: Checks, given: str | None) -> tuple[AnnotatedImages, Categories]:
     try:
         content = read_mapping(file, limit=JSON_LIMIT)
     except (OSError, ValueError) as error:
@@ -70,7 +71,7 @@ def _read(root: Path, split: str, file: Path, checks: Checks) -> tuple[Annotated
             by_image[image].append((where, each))
         if _is_id(key):
             seen.add(key)
-    folder = image_folder(root, split, file, [str(each.get("file_name")) for each in images])
+    folder = image_folder(root, split, file, [str(each.get("file_name")) for each in images], given=given)
     names, paths, found = [], [], []
     for entry in counted(images, f"images of {file.name} read"):
         path = _image(folder, root, entry, file, checks)

@@ -7,6 +7,7 @@ SPLIT/NAME/images/*.png, SPLIT/NAME/masks/*.png, as in the Data Science Bowl
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from attngraft.tasks.images.stored import image_size, read_mask
 CLASS = "object"  #: name of the only class
 
 _VALUES = ("P", "L", "1", "I", "I;16", "I;16B")  #: Pillow's modes of masks with one value per pixel
+_PROBED = 20  #: number of folders that are looked at
 _OBJECTS = 2**16  #: largest number of objects of an image
 
 
@@ -95,9 +97,8 @@ def _objects(masks: list[RunLengths]) -> Objects:
 
 def has_nested(root: Path) -> bool:
     """Return whether the folders in a folder, or in that of its training split, have folders of images and masks."""
-    folders = (path for path in (split_folder(root, "train") or root).iterdir() if path.is_dir())
-    first = next(folders, root)
-    return first != root and None not in (find_side(first, None, IMAGES), find_side(first, None, MASKS))
+    folders = islice(_folders(split_folder(root, "train") or root), _PROBED)
+    return any(None not in (find_side(each, None, IMAGES), find_side(each, None, MASKS)) for each in folders)
 
 
 def read_instances(root: Path, config: ObjectDataConfig) -> ReadObjects:
@@ -126,9 +127,7 @@ def read_instances(root: Path, config: ObjectDataConfig) -> ReadObjects:
 def _nested(folder: Path, root: Path, config: ObjectDataConfig) -> list[tuple[str, Path, LabelMap | MaskFiles]]:
     """Return name, image and masks of each folder with an image and a folder of masks."""
     found: list[tuple[str, Path, LabelMap | MaskFiles]] = []
-    for each in sorted(
-        path for path in folder.iterdir() if path.is_dir() and path.name not in sum(SPLITS.values(), ())
-    ):
+    for each in _folders(folder):
         images, masks = find_side(each, config.images, IMAGES), find_side(each, config.masks, MASKS)
         if images is None:
             if found:
@@ -140,3 +139,13 @@ def _nested(folder: Path, root: Path, config: ObjectDataConfig) -> list[tuple[st
         objects = () if masks is None else tuple(sorted(image_files(masks).values()))
         found.append((files[0].relative_to(root).as_posix(), files[0], MaskFiles(objects)))
     return found
+
+
+def _folders(folder: Path) -> list[Path]:
+    others = (".", "__")  # of notebooks and archives
+    splits = [name for usual in SPLITS.values() for name in usual]
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if path.is_dir() and path.name not in splits and not path.name.startswith(others)
+    )

@@ -14,6 +14,7 @@ from attngraft.results.records import RecordTable
 from attngraft.results.sections import Metric
 from attngraft.tasks.detection.average_precision import DetectionPrecision, Detections
 from attngraft.tasks.detection.matching import (
+    KINDS,
     RANGES,
     THRESHOLDS,
     IouType,
@@ -152,8 +153,22 @@ def kinds_of_best(columns: Mapping[str, Any]) -> tuple[np.ndarray, int]:
 
     The best detections are as many as there are objects, by score, in all images.
     """
-    ignored = _joined(columns["true_ignored"]).reshape(-1, len(RANGES))[:, 0]
-    objects = int((ignored == 0).sum())
-    scores, kinds = _joined(columns["confidence"]), _joined(columns["kind"]).astype(int)
-    best = np.argsort(-scores, kind="stable")[:objects]
-    return np.bincount(kinds[best], minlength=6), objects
+    kept, _ = best_detections(columns)
+    kinds = [kind[rows] for kind, rows in zip(columns["kind"], kept, strict=True)]
+    objects = sum(int((ignored[:, 0] == 0).sum()) for ignored in columns["true_ignored"])
+    return np.bincount(_joined(kinds).astype(int), minlength=len(KINDS)), objects
+
+
+def best_detections(columns: Mapping[str, Any]) -> tuple[list[np.ndarray], np.ndarray]:
+    """Return the indices of each image's detections among the best, see `kinds_of_best`, and its F1 (N,).
+
+    F1 = 2 right / (detections + objects)
+    """
+    objects = np.array([(ignored[:, 0] == 0).sum() for ignored in columns["true_ignored"]])
+    lengths = np.array([len(each) for each in columns["confidence"]])
+    best = np.zeros(lengths.sum(), dtype=bool)
+    best[np.argsort(-_joined(columns["confidence"]), kind="stable")[: objects.sum()]] = True
+    kept = [np.flatnonzero(each) for each in np.split(best, np.cumsum(lengths)[:-1])]
+    right = np.array([(kind[rows] == 0).sum() for kind, rows in zip(columns["kind"], kept, strict=True)])
+    found = np.array([len(rows) for rows in kept]) + objects
+    return kept, np.divide(2 * right, found, out=np.ones(len(found)), where=found > 0)

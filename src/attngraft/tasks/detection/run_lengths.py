@@ -9,7 +9,11 @@ import numpy as np
 
 from attngraft.models.dense.rle import mask_api
 from attngraft.tasks.detection.objects import RunLengths
+<<<<<<< HEAD
 from attngraft.tasks.images.coco import check_polygon, run_lengths
+=======
+from attngraft.tasks.images.coco import polygon_points, run_lengths
+>>>>>>> det-data
 
 _OUTLINE = 2**22  #: largest number of pixels of the outlines of an object, which are stored while it is drawn
 
@@ -31,20 +35,23 @@ def of_annotation(given: Any, size: tuple[int, int]) -> RunLengths:
 def of_polygons(polygons: Sequence[Any], size: tuple[int, int]) -> RunLengths:
     """Return the union of polygons x, y, x, y, ... in pixels; see `of_annotation`."""
     width, height = size
-    outline = 0.0
+    outline, lists = 0.0, []
     for polygon in polygons:
-        check_polygon(polygon)
-        if len(polygon) < 6:
-            raise ValueError(f"a polygon has {len(polygon) // 2} points, but needs 3")
-        points = np.asarray(polygon, dtype=np.float64).reshape(-1, 2)
-        if (points < (-width, -height)).any() or (points > (2 * width, 2 * height)).any():
+        points = polygon_points(polygon)
+        if len(points) < 3:
+            raise ValueError(f"a polygon has {len(points)} points, but needs 3")
+        (left, top), (right, bottom) = points.min(axis=0), points.max(axis=0)
+        if left < -width or top < -height or right > 2 * width or bottom > 2 * height:
             raise ValueError("a polygon lies far outside of the image")
-        outline += float(np.abs(np.diff(points, axis=0, append=points[:1])).max(axis=1).sum())
+        longest = max(right - left, bottom - top)
+        if len(points) * longest > _OUTLINE:  # an upper bound
+            longest = np.abs(np.diff(points, axis=0, append=points[:1])).max(axis=1).mean()
+        outline += len(points) * longest
+        lists.append(points.reshape(-1).tolist())
     if outline > _OUTLINE:
         raise ValueError(f"an outline of {outline:,.0f} pixels is too long; use run lengths")
-    api = mask_api()
-    found: RunLengths = api.merge(api.frPyObjects([list(map(float, polygon)) for polygon in polygons], height, width))
-    return found
+    found: list[RunLengths] = mask_api().frPyObjects(lists, height, width)
+    return found[0] if len(found) == 1 else mask_api().merge(found)
 
 
 def of_lengths(lengths: Sequence[int], size: tuple[int, int]) -> RunLengths:

@@ -27,7 +27,7 @@ from attngraft.tasks.images.sources.base import check_classes
 from attngraft.tasks.images.sources.splitting import divide
 
 _READERS: dict[str, Callable[[Path, ObjectDataConfig], ReadObjects]] = {
-    "coco": lambda root, _: read_coco(root),
+    "coco": read_coco,
     "masks": read_instances,
     "yolo": read_yolo,
     "voc": read_voc,

@@ -47,24 +47,32 @@ def split_files(
     return found
 
 
-def image_folder(root: Path, split: str, file: Path, names: Sequence[str]) -> Path:
-    """Return the folder of the images that an annotation file names.
+def image_folder(root: Path, split: str, file: Path, names: Sequence[str], *, given: str | None = None) -> Path:
+    """Return the folder of the images `names` of an annotation file: `given`, or a usual one.
 
     Raises:
         DataError: there is none.
     """
     folders = [root / split, root / "images" / split, root / "images", file.parent, root]
+    if given is not None:
+        folders = [root / given / split, root / given]
     for folder in folders:
         if any((folder / name).is_file() for name in names[:_PROBED]):
             return folder
     raise DataError(f"{file}: its images are not in {', '.join(map(str, folders))}; put them there")
 
 
-def check_polygon(polygon: Any) -> None:
-    """Raise a ValueError if a polygon is not a list of finite numbers."""
+def polygon_points(polygon: Any) -> np.ndarray:
+    """Return the points (P, 2) of a polygon x, y, x, y, ...
+
+    Raises:
+        ValueError: it is not a list of finite numbers.
+        TypeError: it contains other things.
+    """
     points = np.asarray(polygon, dtype=np.float64)
     if points.ndim != 1 or len(points) % 2 or not np.isfinite(points).all():
         raise ValueError("a polygon must be a list of finite numbers x, y, x, y, ...")
+    return points.reshape(-1, 2)
 
 
 def run_lengths(given: Mapping[str, Any], size: tuple[int, int]) -> list[int]:

@@ -20,7 +20,7 @@ from attngraft.errors import DataError
 from attngraft.opening import DAMAGE, JSON_LIMIT, read_mapping
 from attngraft.suggest import cut
 from attngraft.tasks.images.boundaries import IGNORED
-from attngraft.tasks.images.coco import check_polygon, image_folder, run_lengths, split_files
+from attngraft.tasks.images.coco import image_folder, polygon_points, run_lengths, split_files
 from attngraft.tasks.images.stored import Stored, image_size, read_mask
 
 Color = tuple[int, int, int]
@@ -158,7 +158,7 @@ def _mask(annotation: Mapping[str, Any], size: tuple[int, int]) -> np.ndarray:
         return flat.reshape(size).T
     picture = Image.new("1", size)
     for polygon in given:
-        check_polygon(polygon)
+        polygon_points(polygon)
         if len(polygon) >= 6:
             ImageDraw.Draw(picture).polygon([value - 0.5 for value in polygon], fill=1)  # pixel 0 covers 0 to 1
     return np.asarray(picture)
