@@ -9,11 +9,7 @@ import numpy as np
 
 from attngraft.models.dense.rle import mask_api
 from attngraft.tasks.detection.objects import RunLengths
-<<<<<<< HEAD
-from attngraft.tasks.images.coco import check_polygon, run_lengths
-=======
 from attngraft.tasks.images.coco import polygon_points, run_lengths
->>>>>>> det-data
 
 _OUTLINE = 2**22  #: largest number of pixels of the outlines of an object, which are stored while it is drawn
 
