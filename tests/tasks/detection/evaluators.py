@@ -14,7 +14,7 @@ from attngraft.results.records import RecordTable
 from attngraft.tasks.detection.metrics import image_statistics
 from attngraft.tasks.detection.objects import Objects
 
-SIDE = 128
+SIDE = 160
 NAMES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")  #: of the first six numbers of COCO's summary
 
 
@@ -42,7 +42,7 @@ def ellipse(box: np.ndarray) -> Any:
 
 def scene(random: np.random.Generator, *, classes: int = 3, objects: int = 8, spread: float = 0.1) -> Scene:
     """Objects of all sizes, some of them crowds, and zero to three detections of each, some of another class."""
-    sides = np.exp(random.uniform(np.log(6), np.log(110), (objects, 2)))
+    sides = np.exp(random.uniform(np.log(6), np.log(150), (objects, 2)))
     corner = random.uniform(0, SIDE - sides)
     boxes = np.concatenate([corner, corner + sides], axis=1)
     labels, crowd = random.integers(classes, size=objects), random.random(objects) < 0.1

@@ -130,7 +130,7 @@ def test_errors_of_the_best_detections() -> None:
 
 
 def test_every_metric_has_a_label() -> None:
-    assert values_of(scenes(6, 2)).keys() == METRICS.keys()
+    assert values_of(scenes(6, 5)).keys() == METRICS.keys()
     assert len(THRESHOLDS) == 10
 
 

@@ -38,7 +38,9 @@ def _metrics() -> dict[str, Metric]:
             found[f"{kind}_ap{name}"] = Metric(label=f"{kind} AP{name}", share=True)
         for area in RANGES:
             if area != "all":
-                found[f"{kind}_ap_{area}"] = Metric(label=f"{kind} AP of {area} objects", share=True)
+                found[f"{kind}_ap_{area}"] = Metric(
+                    label=f"{kind} AP of {area} objects", column=f"{kind} AP {area}", share=True
+                )
         found[f"{kind}_ar"] = Metric(label=f"{kind} average recall", column=f"{kind} AR", share=True)
     found["boundary_ap"] = Metric(label="boundary AP", share=True)
     return found
