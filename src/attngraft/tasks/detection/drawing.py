@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from PIL import Image, ImageDraw
+from scipy import ndimage
 
 from attngraft.models.dense.rle import mask_api
 from attngraft.tasks.detection.objects import RunLengths
@@ -31,7 +32,7 @@ def drawn(
     *,
     captions: Sequence[str] | None = None,
 ) -> Image.Image:
-    """Return an RGB image with boxes and masks in the colors of their classes; without captions, masks hide the boxes.
+    """Return an RGB image with boxes and masks in the colors of their classes; boxes beside masks only with captions.
 
     Args:
         boxes: (G, 4), left, top, right, bottom.
@@ -44,6 +45,7 @@ def drawn(
         for mask, label in zip(masks, labels, strict=True):
             inside = mask_api().decode(dict(mask)).astype(bool)
             pixels[inside] = (1 - _OPACITY) * pixels[inside] + _OPACITY * np.array(class_color(int(label)))
+            pixels[inside & ~ndimage.binary_erosion(inside)] = class_color(int(label))  # tells neighbors apart
         picture = Image.fromarray(pixels)
     draw = ImageDraw.Draw(picture)
     if not masks or captions is not None:
