@@ -89,10 +89,11 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_many_objects_are_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_yolo(tmp_path / "y")
-    write_text(folder / "labels/train/01.txt", "0 0.5 0.5 0.2 0.2\n" * 120)
+    write_text(folder / "labels/train/01.txt", "0 0.5 0.5 0.2 0.2\n" * 220)
     assert check(folder, "--json") == 0
     (note,) = json.loads(capsys.readouterr().out)["notes"]
-    assert note.startswith("Images with more than 100 objects, of which the rest cannot be found: 1, with up to 120")
+    assert note.startswith("Images with more than ")
+    assert "of which the rest cannot be found: 1, with up to 220; use --set task.test.detections=220." in note
 
 
 def test_mistakes_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from attngraft.cli.output import counts_displayed, echo, output_console, print_json
-from attngraft.cli.proposal import compare_command
+from attngraft.cli.proposal import compare_command, default_recipe
 from attngraft.errors import DataError, UsageError
 from attngraft.files import atomic_file
 from attngraft.strict import read
@@ -41,7 +41,8 @@ def check_objects(settings: Mapping[str, Any], split: Path | None, sheet: Path |
         else:
             output_console().print(f"[bold]Training would be refused:[/bold] {escape(str(error))}", soft_wrap=True)
         raise typer.Exit(DataError.exit_code) from None
-    notes = [*source.notes, *crowded_note(facts, DetectionTestConfig().detections)]
+    test = default_recipe("detection", dict(settings)).task.get("test", {})
+    notes = [*source.notes, *crowded_note(facts, test.get("detections", DetectionTestConfig().detections))]
     if as_json:
         print_json(_json(source, facts, notes))
     else:
