@@ -5,7 +5,7 @@
 Steps of Mask R-CNN on Swin-T are timed relative to torchvision's `MaskRCNN` around the same host and pyramid, whose losses
 must be equal with torchvision's options, and with grafts relative to the plain host. The cascade's step relative to Mask
 R-CNN's should follow their multiply-adds, forward and backward. Encodings are timed relative to torchvision's pasted masks,
-encoded, and average precision by faster-coco-eval relative to pycocotools, if that is installed; both must be equal before.
+encoded, and the evaluation relative to pycocotools, if that is installed; both must be equal before.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ import contextlib
 import io
 import sys
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
-import faster_coco_eval
 import faster_coco_eval.core.mask as masks_api
 import numpy as np
 import timm
@@ -31,6 +29,9 @@ from torchvision.models.detection.roi_heads import paste_masks_in_image
 from attngraft.bench.command import finish, options
 from attngraft.bench.result import Measurement, check_outputs, current_setting, measurement
 from attngraft.models.dense import Detector, detector, masks_to_rle
+from attngraft.results.records import RecordTable
+from attngraft.tasks.detection.metrics import image_statistics, measure
+from attngraft.tasks.detection.objects import Objects
 from attngraft.timing import paired_ratio, several
 
 try:
@@ -215,35 +216,58 @@ def objects(images: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return truth, found
 
 
-def average_precision(images: int, pairs: int) -> list[Measurement]:
-    """Time evaluation, accumulation and summary; reading the annotations is not timed."""
+def average_precision(images: int, pairs: int) -> Measurement:
+    """Time matching and the average precision of boxes and masks; reading the annotations is not timed.
+
+    Ours computes all its metrics; pycocotools twelve numbers for each kind.
+    """
     truth, found = objects(images)
-
-    def work_of(annotations: ModuleType, evaluation: Any, kind: str) -> Callable[[], list[float]]:
-        read = annotations.COCO()
-        read.dataset = truth
+    read = coco.COCO()
+    read.dataset = truth
+    with contextlib.redirect_stdout(io.StringIO()):
         read.createIndex()
-        detected = read.loadRes([dict(each) for each in found])
+        detected = {
+            kind: read.loadRes([{key: value for key, value in each.items() if key != other} for each in found])
+            for kind, other in {"bbox": "segmentation", "segm": "bbox"}.items()
+        }
 
-        def work() -> list[float]:
-            with contextlib.redirect_stdout(io.StringIO()):
-                evaluator = evaluation(read, detected, kind)
+    def theirs() -> list[float]:
+        stats = []
+        with contextlib.redirect_stdout(io.StringIO()):
+            for kind, results in detected.items():
+                evaluator = cocoeval.COCOeval(read, results, kind)
                 evaluator.evaluate()
                 evaluator.accumulate()
                 evaluator.summarize()
-            return [float(each) for each in evaluator.stats[:12]]
+                stats += [float(each) for each in evaluator.stats[:3]]
+        return stats
 
-        return work
+    inputs = []
+    for image in range(images):
+        of_image = [each for each in truth["annotations"] if each["image_id"] == image]
+        ranked = sorted((each for each in found if each["image_id"] == image), key=lambda each: -each["score"])
+        boxes, labels, masks, areas = arrays(of_image)
+        annotated = Objects(boxes=boxes, labels=labels, crowd=np.zeros(len(labels), bool), areas=areas, masks=masks)
+        boxes, labels, masks, _ = arrays(ranked)
+        inputs.append((np.array([each["score"] for each in ranked]), labels, boxes, masks, annotated))
 
-    lines = []
-    for kind, name in (("bbox", "boxes"), ("segm", "masks")):
-        with contextlib.redirect_stdout(io.StringIO()):
-            theirs = work_of(coco, cocoeval.COCOeval, kind)
-            ours = work_of(faster_coco_eval, faster_coco_eval.COCOeval_faster, kind)
-        check_outputs(ours(), theirs(), what=f"average precision of {name}", rtol=0, atol=1e-9)
-        what = f"average precision of {name} by faster-coco-eval over pycocotools"
-        lines.append(measurement(what, paired_ratio(theirs, ours, pairs=pairs), bar=0.5))
-    return lines
+    def ours() -> list[float]:
+        rows = [image_statistics(*each, boundaries=False) for each in inputs]
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+        values = measure(RecordTable(names=np.arange(images), columns=columns), classes=10).values
+        return [values[f"{kind}_ap{at}"] for kind in ("box", "mask") for at in ("", "50", "75")]
+
+    check_outputs(ours(), theirs(), what="average precision", rtol=0, atol=1e-9)
+    what = "average precision of boxes and masks over pycocotools"
+    return measurement(what, paired_ratio(theirs, ours, pairs=pairs), bar=0.5)
+
+
+def arrays(entries: list[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray, list[Any], np.ndarray]:
+    """Return boxes, labels, masks and areas of annotations or detections."""
+    boxes = np.array([each["bbox"] for each in entries])
+    boxes[:, 2:] += boxes[:, :2]
+    labels = np.array([each["category_id"] - 1 for each in entries])
+    return boxes, labels, [each["segmentation"] for each in entries], np.array([each["area"] for each in entries])
 
 
 def main() -> int:
@@ -261,7 +285,7 @@ def main() -> int:
     if coco is None:
         print("skipped: average precision; pip install pycocotools", file=sys.stderr)
     else:
-        lines += average_precision(IMAGES, pairs)
+        lines.append(average_precision(IMAGES, pairs))
     result = setting.result(
         "Detection",
         settings={
