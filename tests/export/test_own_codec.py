@@ -96,7 +96,7 @@ def recipe() -> dict[str, Any]:
 def test_export_load_and_predict(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     for arguments, reason in (
-        ({"to": ["onnx"]}, "only for image models"),
+        ({"to": ["onnx"]}, "only for models that classify images"),
         ({"dtype": "bfloat16"}, "only for image and text models"),
     ):
         with pytest.raises(UsageError, match=reason):

@@ -32,6 +32,7 @@ FACTS: dict[str, dict[str, Any]] = {
         "sizes": {"train": 6},
         "input": IMAGES["input"],
     },
+    "detection": {"classes": ["a", "b"], "category_ids": [3, 9], "objects": {"train": [7, 8]}, "canvas": [64, 96]},
     "segmentation": {"classes": ["a", "b"], "colors": [[0, 0, 0], [9, 9, 255]], "pixels": {"train": [7, 8]}},
     "text_classification": {**LABELS, "input": TEXTS},
     "translation": {
@@ -55,6 +56,7 @@ REQUIRED = {
     "points": ["classes", "counts.train", *(f"input.{name}" for name in CLOUDS["input"])],  # type: ignore[attr-defined]
     "point_parts": ["classes", "input", "parts", "part_points"],
     "regression": ["targets", "scale", "scale.mean", "scale.deviation", "input", "input.eval_crop_pct"],
+    "detection": ["classes", "category_ids", "objects", "objects.train", "canvas"],
     "segmentation": ["classes", "colors", "pixels", "pixels.train"],
     "text_classification": ["classes", "counts", *(f"input.{name}" for name in TEXTS)],
     "translation": ["sizes", "input", "input.tokenizer", "unigram", "unigram.loss.val", "unigram.sentence"],

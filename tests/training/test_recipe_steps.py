@@ -18,6 +18,7 @@ from attngraft.training.loop import train
 from attngraft.training.progress import Silent
 from attngraft.training.recipe import load_recipe, load_schedule, packaged_recipes
 from tests.slow import slow_but
+from tests.tasks.detection.scenes import SMALL, write_coco
 from tests.tasks.images.datasets import make_folder
 from tests.tasks.points.shapes import write_shapes
 from tests.tasks.segmentation.drawings import write_drawings
@@ -77,6 +78,7 @@ QUICK = (
     "bixt-small",
     "deit-distilled",
     "elsa-deit-imagenet",
+    "small-detection",
     "small-segmentation",
     "t2t-imagenet100",
     "tiny-parts",
@@ -102,6 +104,11 @@ def test_one_step(name: str, tmp_path: Path) -> None:
         changes |= {f"host.args.{field}": value for field, value in sizes.items() if field != "img_size"}
         changes |= {"task.data.source": str(write_drawings(tmp_path / "drawings", train=4, val=2))}
         changes |= {"task.augment.crop": [32, 32], "task.augment.size": None, "task.test.size": None}
+    elif task == "detection":
+        changes |= {f"host.args.{field}": value for field, value in TINY["swin"].items() if field != "img_size"}
+        changes |= {f"task.{field}": value for field, value in SMALL.items()}
+        changes |= {"task.data.source": str(write_coco(tmp_path / "scenes")), "task.test.size": None}
+        changes |= {"task.augment.size": [], "train.batch_size": 4}
     elif task in ("points", "point_parts"):
         changes |= {"host.args": {"depth": 2, "embed_dim": 24, "num_heads": 3, "num_latents": 4}, "task.points": 48}
         normals = plain.task.get("data", {}).get("normals", False)

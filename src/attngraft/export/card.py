@@ -23,6 +23,7 @@ from attngraft.yaml_config import dump_yaml
 FILE = "README.md"
 #: tasks of the Hub, by kind of inputs or by task
 _PIPELINES = {
+    "detection": "object-detection",
     "images": "image-classification",
     "segmentation": "image-segmentation",
     "text": "text-classification",
@@ -30,6 +31,7 @@ _PIPELINES = {
 }
 #: inputs of `attngraft predict`, likewise
 _INPUTS = {
+    "detection": "IMAGES... --out boxes",
     "images": "IMAGES...",
     "segmentation": "IMAGES... --out masks",
     "text": "texts.csv",

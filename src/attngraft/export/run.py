@@ -91,7 +91,10 @@ def export_run(
     as_transformers = "hf" in to and hf.is_transformers(source.model)
     others = [each for each in to if not (each == "torch" or (each == "hf" and as_transformers))]
     if manifest.serving.kind != "images" and others:
-        raise UsageError(f"--to {others[0]}: only for image models; remove it to get a folder for attngraft.load")
+        raise UsageError(
+            f"--to {others[0]}: only for models that classify images or predict numbers from them; remove it to get a "
+            "folder for attngraft.load"
+        )
     other = manifest.serving.kind == "other"
     if other and (fold or dtype != "float32"):
         raise UsageError(f"{'--fold' if fold else '--dtype'}: only for image and text models; remove it")

@@ -17,6 +17,8 @@ from attngraft.tasks.images.inputs import HostInput
 CLASSES = ("disc", "square")
 HOST = HostInput.from_model({"input_size": (3, 32, 32)})
 COUNTS = {"train": 6, "val": 3}
+#: fields of the task's section that make a detector tiny
+SMALL: dict[str, Any] = {"width": 8, "box_width": 16, "mask_layers": 1, "samples": 16, "anchors": [6, 8, 12, 16, 24]}
 
 
 def scene(index: int) -> tuple[np.ndarray, list[tuple[int, np.ndarray]]]:

@@ -12,12 +12,10 @@ from PIL import Image
 
 from attngraft.tasks.task import Split
 from tests.contract.task_contract import TaskContract
-from tests.tasks.detection.scenes import scene, write_coco
+from tests.tasks.detection.scenes import SMALL, scene, write_coco
 from tests.tasks.segmentation.drawings import HOST
 
-SMALL: dict[str, Any] = {"width": 8, "box_width": 16, "mask_layers": 1, "samples": 16, "anchors": [6, 8, 12, 16, 24]}
 PLAIN = {"size": [], "hflip": 0.0}
-ORDER = torch.randperm
 
 
 def no_draws() -> None:

@@ -108,7 +108,7 @@ def test_export_and_run_predict_alike(trained: Path, tmp_path: Path) -> None:
     assert np.allclose(*found, atol=1e-6) and np.allclose(np.sum(found, axis=2), 1)
     model = attngraft.load(tmp_path / "model")
     assert model(input_ids=torch.tensor([[2, 7, 3]])).logits.shape == (1, 2)
-    with pytest.raises(UsageError, match="--to onnx: only for image models"):
+    with pytest.raises(UsageError, match="--to onnx: only for models that classify images"):
         export_run(trained, tmp_path / "other", to=["onnx"])
     with pytest.raises(UsageError, match=r"--to hf: transformers would load the model without its grafts \(cb\)"):
         export_run(trained, tmp_path / "other", to=["hf"])

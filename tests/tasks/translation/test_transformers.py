@@ -128,7 +128,7 @@ def test_a_fine_tuned_model_is_exported_for_transformers(tmp_path: Path, capsys:
     assert torch.equal(found, expected)
     (translation,) = open_model(tmp_path / "model")(["A red house."])
     assert translation.value == words.decode(found[0], skip_special_tokens=True).strip()
-    with pytest.raises(UsageError, match="--to pt2: only for image models"):
+    with pytest.raises(UsageError, match="--to pt2: only for models that classify images"):
         export_run(run, tmp_path / "other", to=["hf", "pt2"])
 
 
