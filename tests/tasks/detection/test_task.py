@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,13 @@ import pytest
 import torch
 from PIL import Image
 
+from attngraft.study import example_objects
+from attngraft.study.example_objects import object_examples
 from attngraft.tasks.detection.metrics import measure
 from attngraft.tasks.task import StepContext
+from attngraft.training.build import task_of
 from attngraft.training.recipe import recipe_from_dict
+from attngraft.training.run_folder import read_run
 from tests.cli.test_export import run
 from tests.contract.task_contract import Loaded, total
 from tests.tasks.detection.scenes import SMALL, scene, write_coco, write_masks, write_yolo
@@ -43,7 +49,7 @@ def test_a_host_of_one_size_gets_images_that_fit_into_it(tmp_path: Path) -> None
     found = loaded(data, host={"name": "mixer_s32_224"}, augment={"size": [], "crop": [32, 64]})
     assert found.data.model_args == {"num_classes": 0, "img_size": [32, 64]}
     assert "32 x 64" in found.data.facts["notes"][-1]
-    assert found.data.val[0, 0]["image"].shape[-2:] == (32, 41)  # of 36 x 46
+    assert found.data.val[0, 0]["image"].shape[-2:] == (32, 42)  # of 36 x 47
     records = found.infer([0, 1])
     for box, size in zip(records.outputs["box"], [found.data.val[0, index]["size"] for index in range(2)], strict=True):
         assert (box >= 0).all() and (box <= np.array([*size[::-1], *size[::-1]])).all()
@@ -102,6 +108,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("detection")
     data = write_masks(folder / "data")
     options = ["--seeds", 1, "--epochs", 1, "--set", "train.threads=1", "--set", "task.test.min_score=0.01"]
+    options += ["--set", "task.augment.crop=[48,48]", "--set", "task.test.detections=20"]
     grafts = ["--graft", "cb_s(init=1)"]
     assert (
         run("compare", "--task", "detection", "--data", data, *OPTIONS, *grafts, *options, "--out", folder / "study")
@@ -118,16 +125,31 @@ def test_a_study_has_classes_errors_the_floor_and_pictures(study: Path) -> None:
     floor = {row[0]: row[1:] for row in sections["floor"]["table"]["rows"]}
     assert floor["mask AP50"][0] > 0.5  # bright shapes on a dark ground
     assert len(sections["classes"]["table"]["rows"]) == 1
-    examples = json.loads((study / "examples.json").read_text())
-    assert "the detections of the baseline" in examples["panels"]
     page = (study / "report.html").read_text()
     for text in (
-        "at most 200 detections of an image (maxDets)",
+        "at most 20 detections of an image (maxDets)",
         "Without training",
         "mask AP small",
         "F1 of the image",
     ):
         assert text in page, text
+
+
+def test_pictures_show_objects_and_both_models(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = iter(([0.2, 0.5, 0.9], [0.8, 0.5, 0.1]))
+
+    def two_of_each(columns: Any) -> tuple[list[np.ndarray], np.ndarray]:
+        return [np.arange(min(2, len(each))) for each in columns["label"]], np.array(next(scores))
+
+    monkeypatch.setattr(example_objects, "best_detections", two_of_each)
+    first, second = (read_run(path / "seed0") for path in sorted((study / "runs").iterdir()))
+    found = object_examples(task_of(first), first, second, "other")  # type: ignore[arg-type]
+    assert found is not None and "of the baseline and of other" in found.panels
+    assert [group.title for group in found.groups] == ["Higher F1 with other", "Higher F1 with the baseline"]
+    for group in found.groups:
+        [image] = group.images
+        picture = Image.open(io.BytesIO(base64.b64decode(image.jpeg)))
+        assert picture.size[0] == 4 * example_objects.WIDTH + 6
 
 
 def test_predictions_export_and_the_card(study: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
