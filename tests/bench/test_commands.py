@@ -35,7 +35,7 @@ from tests.slow import product_but
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 RESULTS = BENCH.with_name("benchmarks")
-CAMVID = Path(os.environ.get("ATTNGRAFT_SHARED", BENCH.parents[1] / "shared")).resolve() / "data" / "camvid"
+DATA = Path(os.environ.get("ATTNGRAFT_SHARED", BENCH.parents[1] / "shared")).resolve() / "data"
 COMMANDS = {
     "loop_overhead": ["--depth", "1"],
     "graft_cost": ["--batch", "1"],
@@ -55,7 +55,8 @@ COMMANDS = {
     "generation": ["--sizes", "192", "--tokens", "2", "--threads", "1"],
     "bixt_op": ["--sizes", "1x196", "--parts", "forward", "--threads", "1"],
     "load": ["--rows", "300", "--files", "100", "--variants", "3", "--seeds", "2", "--epochs", "2", "--images", "60"],
-    "camvid": ["--data", str(CAMVID), "--epochs", "1", "--threads", "1"],
+    "camvid": ["--data", str(DATA / "camvid"), "--epochs", "1", "--threads", "1"],
+    "nuclei": ["--data", str(DATA / "nuclei"), "--epochs", "1", "--threads", "1"],
     "points": ["--threads", "1"],
     "segmentation": ["--size", "64", "--image", "32", "--threads", "1"],
     "detection": ["--size", "60", "80", "--image", "32", "--threads", "1"],
@@ -355,10 +356,10 @@ def test_first_hour_times_equal_work(
 
 
 # `jobs` compares bits that `test_bitwise.py` compares, `import_time` and `load` only start processes, `first_hour` runs
-# `make demo`, and `camvid` trains for a minute
+# `make demo`, and `camvid` and `nuclei` train for minutes
 @pytest.mark.parametrize(
     "name",
-    product_but(COMMANDS, COMMANDS.keys() - {"jobs", "import_time", "load", "first_hour", "camvid"}),
+    product_but(COMMANDS, COMMANDS.keys() - {"jobs", "import_time", "load", "first_hour", "camvid", "nuclei"}),
 )
 def test_every_command_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -372,8 +373,8 @@ def test_every_command_runs(
     monkeypatch.setitem(several.__kwdefaults__, "warmup", 0)
     monkeypatch.setattr(timm, "create_model", partial(small_model, timm.create_model))
     monkeypatch.chdir(tmp_path)
-    if name == "camvid" and not CAMVID.is_dir():
-        pytest.skip(f"{CAMVID} not found (set ATTNGRAFT_SHARED)")
+    if name in ("camvid", "nuclei") and not (DATA / name).is_dir():
+        pytest.skip(f"{DATA / name} not found (set ATTNGRAFT_SHARED)")
     if name == "loop_overhead":
         monkeypatch.setitem(script.RECIPE["host"]["args"], "img_size", 8)
     if name == "report_size":
@@ -390,6 +391,6 @@ def test_every_command_runs(
     result = read_benchmark(out, BenchResult)
     assert json.loads(capsys.readouterr().out)["title"] == result.title
     assert result.measurements
-    assert name in ("triton_kernels", "compiled", "camvid", "detection") or all(
+    assert name in ("triton_kernels", "compiled", "camvid", "nuclei", "detection") or all(
         line.bar is not None for line in result.measurements if "products" not in line.name
     )
