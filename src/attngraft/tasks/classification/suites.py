@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +18,7 @@ from attngraft.tasks.images.sources.base import TRAIN_NAMES, VAL_NAMES
 from attngraft.tasks.images.sources.folder import FolderImages, list_folder
 from attngraft.tasks.images.suites.test_sets import by_top_folder, imagenet_order, open_test_set
 from attngraft.tasks.suites import JudgedModel, Suite, SuiteExamples
-from attngraft.tasks.task import Evaluation
-
-if TYPE_CHECKING:
-    from attngraft.tasks.classification.task import Classification
+from attngraft.tasks.task import Evaluation, Split
 
 
 class RestrictedClassifier(nn.Module):
@@ -59,8 +56,16 @@ def score_accepted(evaluation: Evaluation, accepted: Mapping[str, Sequence[int]]
     return replace(evaluation, metrics={"real": float(score.mean())}, predictions=scored)
 
 
-def open_test_set_of(task: Classification, suite: Suite, source: str | None, model: JudgedModel) -> SuiteExamples:
+def open_test_set_of(
+    suite: Suite, source: str | None, model: JudgedModel, *, open_test: Callable[..., Split]
+) -> SuiteExamples:
     """Open the test set of a suite for a model with ImageNet's classes.
+
+    Args:
+        suite: the suite.
+        source: folder of the test set.
+        model: the model to evaluate.
+        open_test: `Classification.open_test`.
 
     Raises:
         DataError: the model has other classes, or the images are missing or have an unexpected layout.
@@ -72,7 +77,7 @@ def open_test_set_of(task: Classification, suite: Suite, source: str | None, mod
     test_set = open_test_set(suite.test_set, Path(source))
     images = test_set.images.take(np.arange(len(test_set.images)), order[test_set.images.labels])
     examples = SuiteExamples(
-        split=task.open_test(images, facts=facts, model_data_config=model.data_config),
+        split=open_test(images, facts=facts, model_data_config=model.data_config),
         facts=facts,
         notes=test_set.notes,
     )

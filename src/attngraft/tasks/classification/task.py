@@ -57,7 +57,7 @@ class Classification(LabelTask, ImageTask):
     def suite_examples(self, suite: Suite | None, source: str | None, model: JudgedModel) -> SuiteExamples | None:
         """Open a test set, or a folder with one folder per class of the model."""
         if suite is not None:
-            return open_test_set_of(self, suite, source, model)
+            return open_test_set_of(suite, source, model, open_test=self.open_test)
         images = None if source is None else class_folders(Path(source), model.facts.get("classes", ()))
         if images is None:
             return None
