@@ -165,6 +165,20 @@ def test_the_guide_of_segmentation_prints_its_quality() -> None:
     assert f"class weights, {theirs:.1f}%" in page
 
 
+def test_the_guide_of_detection_prints_its_quality() -> None:
+    page = " ".join((ROOT / "docs/guide/detection.md").read_text(encoding="utf-8").split())
+    ours, theirs, floor = (
+        measured("nuclei", name)["value"]
+        for name in ("attngraft: mean test mask AP", "torchvision: mean test mask AP", "Otsu's threshold: test mask AP")
+    )
+    assert f"the first scores {ours:.1f}% mask AP, the second {theirs:.1f}%, and Otsu's threshold {floor:.1f}%" in page
+    long, at75 = (
+        measured("nuclei", f"attngraft, three times as long: mean test mask {name}")["value"] for name in ("AP", "AP75")
+    )
+    floor75 = measured("nuclei", "Otsu's threshold: test mask AP75")["value"]
+    assert f"24 epochs scores {long:.1f}%, with an AP75 of {at75:.1f}% against {floor75:.1f}%" in page
+
+
 def table_lines(variant: str, page: str) -> str:
     """What the table of the page on comparisons says of a variant."""
     (block,) = (each for each in page.split("\n\n") if each.lstrip("` \n").startswith(f"{variant}   "))
