@@ -5,6 +5,7 @@ from __future__ import annotations
 import colorsys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,13 +15,13 @@ from PIL import Image, ImageDraw, ImageFont
 from rich.markup import escape
 from rich.table import Table
 
-from attngraft.cli.output import counts_displayed, echo, output_console, print_json
+from attngraft.cli.checked import print_refusals, refusals_printed, save_outputs
+from attngraft.cli.output import output_console, print_json
 from attngraft.cli.proposal import compare_command, default_recipe
 from attngraft.cli.values import assignments
-from attngraft.errors import ConfigError, DataError, UsageError
+from attngraft.errors import ConfigError, DataError
 from attngraft.files import atomic_file
 from attngraft.suggest import shortened
-from attngraft.tasks.images.sources.splitting import save_split
 from attngraft.tasks.points.clouds import Cloud, normalize
 from attngraft.tasks.points.opened import OpenedClouds, open_clouds, sampling_of
 from attngraft.tasks.points.parts import PointParts
@@ -57,16 +58,9 @@ def check_points(
     recipe = default_recipe(task, dict(settings))
     recipe = replace(recipe, task={**recipe.task, **assignments(others, option="--set")})
     config = cast(Points | PointParts, build_task(recipe)).config
-    try:
-        with counts_displayed():
-            source = open_clouds(config)
+    with refusals_printed(task, as_json=as_json, errors=(DataError, ConfigError)):
+        source = open_clouds(config)
         sampling_of(config, has_normals=source.train.has_normals, known=None)
-    except (DataError, ConfigError) as error:
-        if as_json:
-            print_json({"task": task, "refusals": [str(error)]})
-        else:
-            _show_refusals([str(error)])
-        raise typer.Exit(DataError.exit_code) from None
     notes = [*source.notes, *_batch_note(recipe, len(source.train))]
     refusals = [source.refusal] if source.refusal else []
     if as_json:
@@ -75,18 +69,11 @@ def check_points(
         _show(task, source)
         for note in notes:
             output_console().print(f"Note: {escape(note)}", soft_wrap=True)
-        _show_refusals(refusals)
+        print_refusals(refusals)
         if not refusals:
             command = compare_command(config.data, task, also=[f"task.{text}" for text in others])
             output_console().print(f"Ready: {escape(command)}", soft_wrap=True)
-    if split is not None:
-        if not source.drawn:
-            raise UsageError("--save-split: these data already have a validation split; add --val-fraction 0.2")
-        save_split(split, source.drawn)
-        echo(f"Split: {split} (--set task.data.split_file={split})", err=True)
-    if sheet is not None:
-        _save_sheet(source, sheet)
-        echo(f"Contact sheet: {sheet}", err=True)
+    save_outputs(source.drawn, split, sheet, save_sheet=partial(_save_sheet, source))
     if refusals:
         raise typer.Exit(DataError.exit_code)
 
@@ -94,11 +81,6 @@ def check_points(
 def _batch_note(recipe: Recipe, clouds: int) -> list[str]:
     size = recipe.train.batch_size
     return [f"Batches of {size} are cut to the {clouds} training clouds."] if size > clouds else []
-
-
-def _show_refusals(refusals: Sequence[str]) -> None:
-    for refusal in refusals:
-        output_console().print(f"[bold]Training would be refused:[/bold] {escape(refusal)}", soft_wrap=True)
 
 
 def _parts(source: OpenedClouds) -> dict[str, list[int]]:

@@ -62,8 +62,10 @@ def fitting_task(data: Mapping[str, Any]) -> tuple[str, str]:
             return "multilabel", f"COCO annotations in {source}"
         if source and path.is_dir() and has_masks(path):
             return "segmentation", f"folders of images and masks in {source}"
-        if source and (is_yolo(path) or is_voc(path)):
-            return "detection", f"{'Pascal VOC annotations' if is_voc(path) else 'YOLO labels'} in {source}"
+        if source and is_yolo(path):
+            return "detection", f"YOLO labels in {source}"
+        if source and is_voc(path):
+            return "detection", f"Pascal VOC annotations in {source}"
         if source and has_mask_column(source):
             return "segmentation", f"columns of images and masks in {source}"
         if source and (points := point_task(path)):

@@ -8,25 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import nn
 
 from attngraft.files import atomic_file
-from attngraft.opening import open_regular
-from attngraft.tasks.codec import Codec
 from attngraft.tasks.detection.augmentation import resized
 from attngraft.tasks.detection.config import DetectionTestConfig
 from attngraft.tasks.detection.drawing import drawn
 from attngraft.tasks.detection.inference import Detected, detect, in_pixels
+from attngraft.tasks.images.file_codec import ImageFileCodec
 from attngraft.tasks.images.inputs import HostInput, image_to_tensor
-from attngraft.tasks.images.sources.decoding import decode, in_mode
 from attngraft.tasks.task import unwrapped
 
 _SHOWN = 0.5  #: smallest score of the detections that are drawn
 _SIDE = 64  #: of example inputs, if images have no fixed size
 
 
-class DetectionCodec(Codec):
+class DetectionCodec(ImageFileCodec):
     """Image files as inputs; detections in pixels of the image as outputs.
 
     Args:
@@ -37,8 +34,6 @@ class DetectionCodec(Codec):
         ids: the category ids of the data, one per class.
     """
 
-    images = True
-
     def __init__(
         self,
         host: HostInput,
@@ -48,7 +43,8 @@ class DetectionCodec(Codec):
         classes: Sequence[str],
         ids: Sequence[int],
     ) -> None:
-        self.host, self.test, self.canvas = host, test, canvas
+        super().__init__(host)
+        self.test, self.canvas = test, canvas
         self.classes, self.ids = tuple(classes), tuple(ids)
 
     @property
@@ -56,15 +52,8 @@ class DetectionCodec(Codec):
         return self.canvas or (self.test.size or _SIDE, self.test.size or _SIDE)
 
     def example_inputs(self, batch_size: int) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """Return standard-normal images (B, C, H, W) of the size of the canvas, or of the shorter side of test images."""
+        """Return random images (B, C, H, W) of the size of the canvas, or squares of the shorter side of test images."""
         return (torch.randn(batch_size, self.host.channels, *self._size),), {}
-
-    def check(self, raw: str) -> None:
-        self._opened(raw)
-
-    def _opened(self, raw: str) -> Image.Image:
-        with open_regular(raw) as stream:
-            return in_mode(decode(stream, where=raw), self.host.mode)
 
     def encode(self, inputs: Sequence[str]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """Return a list of resized and normalized images (C, h, w), and the heights and widths of the originals.
@@ -74,7 +63,7 @@ class DetectionCodec(Codec):
         """
         images, sizes = [], []
         for each in inputs:
-            original = image_to_tensor(self._opened(each))
+            original = image_to_tensor(self.open_image(each))
             images.append(self.host.normalize(resized(original, self.test, self.canvas)))
             sizes.append(tuple(original.shape[-2:]))
         return (images, sizes), {}
@@ -115,7 +104,7 @@ class DetectionCodec(Codec):
 
     def save(self, raw: str, output: Detected, folder: Path) -> None:
         """Write detections as COCO annotations with scores, and a drawing of those with a score of at least 0.5."""
-        image = self._opened(raw).convert("RGB")
+        image = self.open_image(raw).convert("RGB")
         rows = self._results(output)
         content = {
             "images": [{"id": 1, "file_name": Path(raw).name, "width": image.width, "height": image.height}],

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from attngraft.strict import FieldError, require
-from attngraft.tasks.images.config import DataConfig
+from attngraft.tasks.images.config import SplitConfig
 
 Head = Literal["faster_rcnn", "mask_rcnn", "cascade_mask_rcnn"]
 Primary = Literal["box_ap", "box_ap50", "box_ap75", "mask_ap", "mask_ap50", "mask_ap75"]
@@ -16,7 +16,7 @@ PRIMARY: dict[Head, Primary] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ObjectDataConfig:
+class ObjectDataConfig(SplitConfig):
     """Images with boxes or instance masks, and their split into training, validation and test.
 
     Without a part for validation, a random part of the training images is used.
@@ -27,21 +27,11 @@ class ObjectDataConfig:
     format: Literal["coco", "masks", "yolo", "voc"] | None = None
     images: str | None = None  #: name of the folder of images; null: images, JPEGImages, ...
     masks: str | None = None  #: name of the folder of instance masks; null: masks, labels, ...
-    val_fraction: float | None = None  #: fraction of the training images to use for validation, chosen at random
-    split_seed: int = 0  #: seed of the random split; independent of the run's seed, so all runs share one split
-    split_file: str | None = None  #: file with a saved split, used instead of a random split
-    folds: int | None = None  #: number of folds of cross-validation, set by `attngraft compare --folds`
-    fold: int | None = None  #: fold used for validation, from 0; the other folds are used for training
 
     def __post_init__(self) -> None:
         if not self.source.strip():
             raise FieldError("source", "is empty; give a folder with images and their annotations")
-        self.as_images()  # checks the split
-
-    def as_images(self) -> DataConfig:
-        """Return the settings of the split."""
-        names = ("source", "val_fraction", "split_seed", "split_file", "folds", "fold")
-        return DataConfig(**{name: getattr(self, name) for name in names})
+        super().__post_init__()
 
 
 @dataclass(frozen=True, kw_only=True)

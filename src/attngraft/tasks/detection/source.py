@@ -5,11 +5,9 @@ Sources are COCO annotations (`coco`), instance masks (`instances`), YOLO labels
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from attngraft.errors import DataError
 from attngraft.files import user_path
@@ -22,9 +20,9 @@ from attngraft.tasks.detection.instances import has_nested, read_instances
 from attngraft.tasks.detection.voc import is_voc, read_voc
 from attngraft.tasks.detection.yolo import is_yolo, read_yolo
 from attngraft.tasks.images.coco import coco_files
-from attngraft.tasks.images.folders import SPLITS, has_masks
+from attngraft.tasks.images.folders import has_masks
 from attngraft.tasks.images.sources.base import check_classes
-from attngraft.tasks.images.sources.splitting import divide
+from attngraft.tasks.images.split_source import SplitSource, split_images
 
 _READERS: dict[str, Callable[[Path, ObjectDataConfig], ReadObjects]] = {
     "coco": read_coco,
@@ -35,24 +33,12 @@ _READERS: dict[str, Callable[[Path, ObjectDataConfig], ReadObjects]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ObjectSource:
+class ObjectSource(SplitSource[AnnotatedImages]):
     """Images with objects, split."""
 
-    where: str
     classes: tuple[str, ...]
     category_ids: tuple[int, ...]  #: the data's own number of each class
     masks: bool  #: whether all objects have masks
-    train: AnnotatedImages
-    val: AnnotatedImages
-    test: AnnotatedImages | None
-    origin: str  #: description of the split, for the report
-    #: parts of a random split; empty if it is not random
-    drawn: Mapping[str, AnnotatedImages] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-    def parts(self) -> dict[str, AnnotatedImages]:
-        """Return the images of each split."""
-        return {"train": self.train, "val": self.val} | ({} if self.test is None else {"test": self.test})
 
 
 @access_errors()
@@ -71,42 +57,10 @@ def open_objects(config: ObjectDataConfig, *, saved_split: Path | None = None) -
         raise DataError(f"{root}: no such file or folder; give a folder with images and annotations (task.data.source)")
     read = _READERS[config.format or _found_format(root, config)](root, config)
     check_classes(read.classes, where=str(root))
-    train, val, test = (read.parts.get(split) for split in SPLITS)
-    if train is None:
-        raise DataError(f"{root}: no training images (train or training); found only {', '.join(read.parts)}")
-    origin, drawn, notes = "the splits of the data", dict[str, AnnotatedImages](), read.notes
-    settings = config.as_images()
-    if val is None or settings.splits_train or settings.folds is not None:
-        if settings.folds is not None and val is not None:
-            train = train.joined(val)
-        division = divide(
-            train,
-            np.zeros(len(train)),  # numbers are split without stratification
-            settings,
-            where=str(root),
-            origin="the images",
-            classes=(),
-            saved_split=saved_split,
-        )
-        if settings.split_file is None:
-            drawn = {name: train.take(indices) for name, indices in division.indices().items()}
-        origin, notes = division.origin, (*notes, *division.notes)
-        train, val = train.take(np.flatnonzero(~division.in_val)), train.take(np.flatnonzero(division.in_val))
-    for name, images in {"training": train, "validation": val}.items():
-        if not len(images):
-            raise DataError(f"{root}: no images for {name} ({origin}); add some, or change the split")
-    return ObjectSource(
-        where=str(root),
-        classes=read.classes,
-        category_ids=read.category_ids,
-        masks=read.masks,
-        train=train,
-        val=val,
-        test=test,
-        origin=origin,
-        drawn=drawn,
-        notes=notes,
+    split = split_images(
+        read.parts, config, root=root, origin="the splits of the data", notes=read.notes, saved_split=saved_split
     )
+    return ObjectSource(classes=read.classes, category_ids=read.category_ids, masks=read.masks, **vars(split))
 
 
 def _found_format(root: Path, config: ObjectDataConfig) -> str:

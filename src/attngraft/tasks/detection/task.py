@@ -172,11 +172,7 @@ class Detection(ConfiguredTask):
         Raises:
             DataError: the data have changed.
         """
-        source = self.open_source()
-        where = {name: (part, index) for part in source.parts().values() for index, name in enumerate(part.names)}
-        if lost := [name for name in names if name not in where]:
-            raise DataError(f"{source.where}: no image {lost[0]} any more; restore it")
-        return [(part.image(index), part.objects(index)) for part, index in map(where.__getitem__, names)]
+        return [(part.image(index), part.objects(index)) for part, index in self.open_source().find(names)]
 
     # -- model ---------------------------------------------------------------------------------------------------------
 

@@ -204,3 +204,23 @@ def _auto_augment(text: str) -> None:
         raise FieldError(
             "auto_augment", f"timm cannot read {text!r}{reason}; try rand-m9-mstd0.5-inc1, 3a, original"
         ) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitConfig:
+    """Where annotated images come from, and their split into training, validation and test."""
+
+    source: str  #: where the data are
+    val_fraction: float | None = None  #: fraction of the training images to use for validation, chosen at random
+    split_seed: int = 0  #: seed of the random split; independent of the run's seed, so all runs share one split
+    split_file: str | None = None  #: file with a saved split, used instead of a random split
+    folds: int | None = None  #: number of folds of cross-validation, set by `attngraft compare --folds`
+    fold: int | None = None  #: fold used for validation, from 0; the other folds are used for training
+
+    def __post_init__(self) -> None:
+        self.as_images()  # checks the split
+
+    def as_images(self) -> DataConfig:
+        """Return the settings of the split."""
+        names = ("source", "val_fraction", "split_seed", "split_file", "folds", "fold")
+        return DataConfig(**{name: getattr(self, name) for name in names})

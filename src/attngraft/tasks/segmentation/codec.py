@@ -14,10 +14,8 @@ from torch import Tensor, nn
 
 from attngraft.files import atomic_file
 from attngraft.models.dense import padded_size
-from attngraft.opening import open_regular
-from attngraft.tasks.codec import Codec
+from attngraft.tasks.images.file_codec import ImageFileCodec
 from attngraft.tasks.images.inputs import HostInput, image_to_tensor
-from attngraft.tasks.images.sources.decoding import decode, in_mode
 from attngraft.tasks.images.transforms import Preprocessor
 from attngraft.tasks.segmentation.config import InferenceConfig
 from attngraft.tasks.segmentation.inference import predict_labels
@@ -26,7 +24,7 @@ from attngraft.tasks.task import unwrapped
 _OPACITY = 0.5  #: of the colors of classes in an overlay
 
 
-class SegmentationCodec(Codec):
+class SegmentationCodec(ImageFileCodec):
     """Image files as inputs; their label maps, in the size of the image, as outputs.
 
     Args:
@@ -35,8 +33,6 @@ class SegmentationCodec(Codec):
         crop: height and width of training examples, the size of windows.
         classes, colors: names and colors of the classes.
     """
-
-    images = True
 
     def __init__(
         self,
@@ -47,7 +43,8 @@ class SegmentationCodec(Codec):
         classes: Sequence[str],
         colors: Sequence[Sequence[int]],
     ) -> None:
-        self.host, self.test, self.crop = host, test, tuple(crop)
+        super().__init__(host)
+        self.test, self.crop = test, tuple(crop)
         self.classes, self.colors = tuple(classes), [tuple(color) for color in colors]
 
     def example_inputs(self, batch_size: int) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
@@ -62,20 +59,13 @@ class SegmentationCodec(Codec):
         height, width = padded_size(self.crop)
         return Preprocessor(replace(self.host, height=height, width=width, crop_pct=1.0, crop_mode="center"))
 
-    def check(self, raw: str) -> None:
-        self._opened(raw)
-
-    def _opened(self, raw: str) -> Image.Image:
-        with open_regular(raw) as stream:
-            return in_mode(decode(stream, where=raw), self.host.mode)
-
     def encode(self, inputs: Sequence[str]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """Return a list of normalized images (C, H, W).
 
         Raises:
             DataError: a file cannot be read.
         """
-        return ([self.host.normalize(image_to_tensor(self._opened(each))) for each in inputs],), {}
+        return ([self.host.normalize(image_to_tensor(self.open_image(each))) for each in inputs],), {}
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
         """Return label maps (H, W)."""
@@ -104,7 +94,7 @@ class SegmentationCodec(Codec):
         labels = output.to(torch.uint8).cpu().numpy()
         mask = Image.fromarray(labels)
         mask.putpalette([channel for color in self.colors for channel in color])
-        pictures = (mask, "PNG"), (overlay(self._opened(raw).convert("RGB"), labels, self.colors), "JPEG")
+        pictures = (mask, "PNG"), (overlay(self.open_image(raw).convert("RGB"), labels, self.colors), "JPEG")
         for name, (image, form) in zip(self.files(raw), pictures, strict=True):
             with atomic_file(folder / name) as file:
                 image.save(file, form)

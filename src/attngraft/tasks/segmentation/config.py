@@ -4,14 +4,14 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from attngraft.strict import FieldError, require
-from attngraft.tasks.images.config import DataConfig
+from attngraft.tasks.images.config import SplitConfig
 
 LARGEST_SCALE = 32  #: factor on the size of an image; larger ones fill the memory
 _RANGE = f"above 0, at most {LARGEST_SCALE}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskDataConfig:
+class MaskDataConfig(SplitConfig):
     """Images and masks, and their split into training, validation and test.
 
     A mask is a palette or gray image whose values are labels, or an RGB image with the colors of a class file. 255, and
@@ -27,21 +27,11 @@ class MaskDataConfig:
     ignore: tuple[int | str, ...] = ()  #: further labels that are ignored, by number or class name
     #: ignore label 0 and subtract 1 from the others; always for ADE20K with its objectInfo150.txt
     reduce_zero_label: bool = False
-    val_fraction: float | None = None  #: fraction of the training images to use for validation, chosen at random
-    split_seed: int = 0  #: seed of the random split; independent of the run's seed, so all runs share one split
-    split_file: str | None = None  #: file with a saved split, used instead of a random split
-    folds: int | None = None  #: number of folds of cross-validation, set by `attngraft compare --folds`
-    fold: int | None = None  #: fold used for validation, from 0; the other folds are used for training
 
     def __post_init__(self) -> None:
         if not self.source.strip():
             raise FieldError("source", "is empty; give a folder with images and masks, or a Hugging Face data set")
-        self.as_images()  # checks the split
-
-    def as_images(self) -> DataConfig:
-        """Return the settings of the split."""
-        names = ("source", "val_fraction", "split_seed", "split_file", "folds", "fold")
-        return DataConfig(**{name: getattr(self, name) for name in names})
+        super().__post_init__()
 
 
 @dataclass(frozen=True, kw_only=True)

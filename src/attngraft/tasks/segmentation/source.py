@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,7 @@ from attngraft.tasks.images.coco import coco_files
 from attngraft.tasks.images.folders import SPLITS, find_pairs
 from attngraft.tasks.images.sources.base import check_classes
 from attngraft.tasks.images.sources.decoding import HUGE
-from attngraft.tasks.images.sources.splitting import divide
+from attngraft.tasks.images.split_source import SplitSource, split_images
 from attngraft.tasks.images.stored import Stored, image_size
 from attngraft.tasks.segmentation.classes import coco_classes, mask_classes
 from attngraft.tasks.segmentation.coco import read_coco
@@ -38,23 +38,10 @@ _LISTED = 10  #: most masks with mistakes that are listed
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskSource:
+class MaskSource(SplitSource[MaskedImages]):
     """Images with masks, split."""
 
-    where: str
     labels: Labels
-    train: MaskedImages
-    val: MaskedImages
-    test: MaskedImages | None
-    origin: str  #: description of the split, for the report
-    drawn: Mapping[str, MaskedImages] = field(
-        default_factory=dict
-    )  #: parts of a random split; empty if it is not random
-    notes: tuple[str, ...] = ()
-
-    def parts(self) -> dict[str, MaskedImages]:
-        """Return the images of each split."""
-        return {"train": self.train, "val": self.val} | ({} if self.test is None else {"test": self.test})
 
 
 @access_errors()
@@ -90,33 +77,8 @@ def open_masks(config: MaskDataConfig, *, saved_split: Path | None = None) -> Ma
         )
         for split, found in pairs.items()
     }
-    train, val, test = (parts.get(split) for split in SPLITS)
-    if train is None:
-        raise DataError(f"{root}: no training images (folders train or training); found only {', '.join(parts)}")
-    drawn, notes = dict[str, MaskedImages](), tuple[str, ...]()
-    settings = config.as_images()
-    if val is None or settings.splits_train or settings.folds is not None:
-        if settings.folds is not None and val is not None:
-            train = train.joined(val)
-        division = divide(
-            train,
-            np.zeros(len(train)),  # numbers are split without stratification
-            settings,
-            where=str(root),
-            origin="the images",
-            classes=(),
-            saved_split=saved_split,
-        )
-        if settings.split_file is None:
-            drawn = {name: train.take(indices) for name, indices in division.indices().items()}
-        origin, notes = division.origin, tuple(division.notes)
-        train, val = train.take(np.flatnonzero(~division.in_val)), train.take(np.flatnonzero(division.in_val))
-    for name, images in {"training": train, "validation": val}.items():
-        if not len(images):
-            raise DataError(f"{root}: no images for {name} ({origin}); add some, or change the split")
-    return MaskSource(
-        where=str(root), labels=labels, train=train, val=val, test=test, origin=origin, drawn=drawn, notes=notes
-    )
+    split = split_images(parts, config, root=root, origin=origin, notes=(), saved_split=saved_split)
+    return MaskSource(labels=labels, **vars(split))
 
 
 def count_labels(images: MaskedImages) -> Counted:

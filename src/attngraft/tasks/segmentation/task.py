@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from attngraft.errors import ConfigError, DataError
+from attngraft.errors import ConfigError
 from attngraft.files import printable
 from attngraft.models.dense import padded_size, segmenter
 from attngraft.results.measured import Measured
@@ -200,11 +200,7 @@ class Segmentation(ConfiguredTask):
         Raises:
             DataError: the data have changed.
         """
-        source = self.open_source()
-        where = {name: (part, index) for part in source.parts().values() for index, name in enumerate(part.names)}
-        if lost := [name for name in names if name not in where]:
-            raise DataError(f"{source.where}: no image {lost[0]} any more; restore it")
-        return [(part.image(index), part.label(index)) for part, index in map(where.__getitem__, names)]
+        return [(part.image(index), part.label(index)) for part, index in self.open_source().find(names)]
 
     # -- model ---------------------------------------------------------------------------------------------------------
 

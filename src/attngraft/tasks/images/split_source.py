@@ -1,0 +1,107 @@
+"""Annotated images of any kind, split into training, validation and test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+import numpy as np
+
+from attngraft.errors import DataError
+from attngraft.tasks.images.config import SplitConfig
+from attngraft.tasks.images.folders import SPLITS
+from attngraft.tasks.images.sources.splitting import divide
+
+
+class Annotated(Protocol):
+    """Images and their annotations, in the order of their names."""
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    def __len__(self) -> int: ...
+
+    def take(self, indices: np.ndarray) -> Self: ...
+
+    def joined(self, other: Any) -> Self: ...
+
+
+T = TypeVar("T", bound=Annotated)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitSource(Generic[T]):
+    """Images with annotations, split."""
+
+    where: str
+    train: T
+    val: T
+    test: T | None
+    origin: str  #: description of the split, for the report
+    drawn: Mapping[str, T] = field(default_factory=dict)  #: parts of a random split; empty if it is not random
+    notes: tuple[str, ...] = ()
+
+    def parts(self) -> dict[str, T]:
+        """Return the images of each split."""
+        return {"train": self.train, "val": self.val} | ({} if self.test is None else {"test": self.test})
+
+    def find(self, names: Sequence[str]) -> list[tuple[T, int]]:
+        """Return the split of each name, and its index there.
+
+        Raises:
+            DataError: there is no image of a name.
+        """
+        found = {name: (part, index) for part in self.parts().values() for index, name in enumerate(part.names)}
+        if lost := [name for name in names if name not in found]:
+            raise DataError(f"{self.where}: no image {lost[0]} any more; restore it")
+        return [found[name] for name in names]
+
+
+def split_images(
+    parts: Mapping[str, T],
+    config: SplitConfig,
+    *,
+    root: Path,
+    origin: str,
+    notes: Sequence[str],
+    saved_split: Path | None,
+) -> SplitSource[T]:
+    """Return the final splits: those of the data, or a random one if they have no validation split or it is asked for.
+
+    Args:
+        parts: images of each split of the data.
+        config: settings of the split.
+        root: the folder of the data.
+        origin: description of the splits of the data.
+        notes: notes on the data.
+        saved_split: file that replaces the random split, or None.
+
+    Raises:
+        DataError: a split has no images, or cannot be drawn.
+    """
+    train, val, test = (parts.get(split) for split in SPLITS)
+    if train is None:
+        raise DataError(f"{root}: no images for training (called train or training); found only {', '.join(parts)}")
+    settings, drawn = config.as_images(), dict[str, T]()
+    if val is None or settings.splits_train or settings.folds is not None:
+        if settings.folds is not None and val is not None:
+            train = train.joined(val)
+        division = divide(
+            train,
+            np.zeros(len(train)),  # numbers are split without stratification
+            settings,
+            where=str(root),
+            origin="the images",
+            classes=(),
+            saved_split=saved_split,
+        )
+        if settings.split_file is None:
+            drawn = {name: train.take(indices) for name, indices in division.indices().items()}
+        origin, notes = division.origin, (*notes, *division.notes)
+        train, val = train.take(np.flatnonzero(~division.in_val)), train.take(np.flatnonzero(division.in_val))
+    for name, images in {"training": train, "validation": val}.items():
+        if not len(images):
+            raise DataError(f"{root}: no images for {name} ({origin}); add some, or change the split")
+    return SplitSource(where=str(root), train=train, val=val, test=test, origin=origin, drawn=drawn, notes=tuple(notes))
