@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 import attngraft.files
-from attngraft.errors import StorageError
+from attngraft.errors import AttngraftError, StorageError
 from attngraft.files import (
     atomic_file,
+    check_output,
     csv_cell,
     remove_leftovers,
     share,
@@ -102,6 +103,29 @@ def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None
 def test_a_path_with_a_zero_byte_is_a_storage_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot be written: contains a zero byte; choose another path"):
         write_atomically(tmp_path / "a\0b", "x")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")
+def test_devices_fifos_and_sockets_are_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")  # stands for /dev/null, which root could replace
+    for refused in (lambda path: write_atomically(path, "x"), check_output):
+        with pytest.raises(AttngraftError, match="fifo'?: cannot be written: is a device, FIFO or socket"):
+            refused(tmp_path / "fifo")
+    assert (tmp_path / "fifo").is_fifo()
+    (tmp_path / "link").symlink_to("fifo")
+    write_atomically(tmp_path / "link", "x")
+    assert (tmp_path / "link").read_text() == "x"
+    assert (tmp_path / "fifo").is_fifo()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("", "is a folder"), (".", "is a folder"), ("\ud800", "half of a character")]
+)
+def test_names_that_no_file_can_have(name: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StorageError, match=reason):
+        write_atomically(Path(name), "x")
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_other_ways_of_writing_say_the_same(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from attngraft.suggest import cut, did_you_mean, quoted, visible
+from attngraft.suggest import cut, did_you_mean, first_line, one_line, quoted, visible
 
 
 def test_similar_names_are_suggested_unless_the_word_is_long() -> None:
@@ -29,6 +29,13 @@ def test_long_values_are_cut_before_they_are_quoted(value: Any) -> None:
     assert len(quoted(value)) <= 80
     assert time.perf_counter() - before < 1
     assert cut("x" * 100) == "x" * 77 + "..."
+
+
+def test_first_lines_of_errors() -> None:
+    assert first_line(ValueError("wrong\nbut safe")) == "wrong"
+    assert first_line(ValueError("wrong:\n  a\n  b")) == "wrong: a"
+    assert first_line(ValueError()) == one_line(ValueError(" \n")) == "ValueError"
+    assert one_line(ValueError("x" * 1000)) == f"ValueError: {'x' * 197}..."
 
 
 @pytest.mark.parametrize("code", [0, 7, 8, 0x0D, 0x1B, 0x7F, 0x9B, 0x200E, 0x2028, 0x202E, 0x2066, 0xD800, 0xDCFF])

@@ -44,8 +44,8 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     Raises:
         StorageError: see `write_atomically`. Errors of the block itself are raised unchanged.
     """
-    if "\0" in str(path):
-        raise StorageError(f"{quoted(str(path))}: cannot be written: contains a zero byte; choose another path")
+    if reason := _unsuitable(path):
+        raise StorageError(f"{quoted(str(path))}: cannot be written: {reason}; choose another path")
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     raw, in_block = None, False
     try:
@@ -72,6 +72,23 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _unsuitable(path: Path) -> str:
+    """Return why no file is written at `path`, or an empty string; root could replace a device."""
+    try:
+        os.fsencode(path)
+        mode = path.lstat().st_mode
+    except UnicodeEncodeError:
+        return "contains half of a character"
+    except ValueError:
+        return "contains a zero byte"
+    except OSError:  # there is nothing, or what is there cannot be seen
+        mode = stat.S_IFREG
+    if not path.name:
+        return "is a folder"
+    ordinary = stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)  # a link is replaced, not its target
+    return "" if ordinary else "is a device, FIFO or socket, not a regular file"
 
 
 def open_in_place(path: Path, flags: int) -> io.FileIO:
@@ -159,6 +176,8 @@ def check_output(path: Path | None, *, folder: bool = False) -> None:
         return
     if path.is_dir() and not folder:
         raise FolderError(f"{path}: is a folder; give the name of a file")
+    if not folder and (reason := _unsuitable(path)):
+        raise FolderError(f"{quoted(str(path))}: cannot be written: {reason}; choose another path")
     _remove_empty(_create(path if folder else path.parent))
 
 

@@ -13,6 +13,9 @@ _LONGEST_WORD = 200  #: characters; comparing longer words takes too long
 _INVISIBLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")  #: characters that break lines, tables or terminals
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return ` (did you mean cb_s?)` with the most similar of `known`; empty if none is similar."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6) if len(word) <= _LONGEST_WORD else []
@@ -35,10 +38,16 @@ def quoted(value: Any, most: int = MOST) -> str:
     return cut(_REPR.repr(value), most)
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, with the second if the first ends with a colon."""
+    lines = (str(error).strip() or type(error).__name__).splitlines()
+    return " ".join(line.strip() for line in lines[: 2 if lines[0].endswith(":") else 1])
+
+
 def one_line(error: BaseException) -> str:
     """Return the class and the start of the first line of an error."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}{f': {cut(lines[0], 200)}' if lines else ''}"
+    name = type(error).__name__
+    return f"{name}: {cut(first_line(error), 200)}" if str(error).strip() else name
 
 
 class _Repr(reprlib.Repr):

@@ -163,7 +163,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = read_text(path, limit=TEXT_LIMIT)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path}: cannot be read: {reason}; give a YAML file") from None
     value = parse_yaml(text, source=str(path))
     if value is None:
         return {}

@@ -106,6 +106,8 @@ def test_a_saved_split_is_used(folder: Path, tmp_path: Path, capsys: pytest.Capt
     assert check(tmp_path / "own", "--save-split", tmp_path / "other.csv") == 2
     assert "already have a validation split" in capsys.readouterr().err
     assert not (tmp_path / "other.csv").exists()
+    assert check(folder, "--save-split", tmp_path / "a.png") == 2
+    assert "a.png: give a file that ends in .csv" in capsys.readouterr().err
 
 
 def test_a_contact_sheet(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,6 +93,16 @@ def test_a_folder_that_is_there_is_left_alone(tmp_path: Path, content: str) -> N
         assert attngraft.load(out) is not None
 
 
+@pytest.mark.parametrize("out", [".", ""])
+def test_the_current_folder_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str) -> None:
+    run, here = make_run(tmp_path / "run"), tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    for given in (Path(out), here):
+        with pytest.raises(UsageError, match="--out: is the current folder; give a folder to create"):
+            export_run(run, given)
+
+
 def test_runs_without_a_model_are_refused(tmp_path: Path) -> None:
     with pytest.raises(attngraft.AttngraftError, match="give the folder of a run"):
         export_run(tmp_path / "nothing", tmp_path / "out")

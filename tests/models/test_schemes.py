@@ -98,6 +98,7 @@ def test_a_wrong_host_ends_with_one_sentence(tmp_path: Path, capsys: pytest.Capt
     ("arguments", "message"),
     [
         (["doctor", "--host", 9000 * "x"], "there is no model 'xxx"),
+        (["doctor", "--host", ""], "the name of the host is empty"),
         (["plan", "vit_tiny_patch16_224", "cb", "--host-arg", "num_heads=0"], "cannot create vit_tiny_patch16_224"),
         (["plan", "vit_tiny_patch16_224", "cb", "--host-arg", "pretrained=true"], "use --pretrained instead"),
         (

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from attngraft.errors import FolderError
 from attngraft.report import write_report
 from attngraft.report.page import report_html
 from attngraft.results.storage import load_result, save_result
@@ -23,6 +24,16 @@ def test_the_report_is_written_and_stale_plots_go(tmp_path: Path):
     write_report(studies.only_baseline(), str(tmp_path))
     left = sorted(file.name for file in (tmp_path / "plots").iterdir())
     assert left == ["curves-dark.png", "curves-dark.svg", "curves.png", "curves.svg", "mine.png"]
+
+
+def test_plots_are_not_written_through_a_link(tmp_path: Path):
+    (tmp_path / "elsewhere").mkdir()
+    kept = tmp_path / "elsewhere" / "curves.png"
+    kept.write_text("mine")
+    (tmp_path / "plots").symlink_to("elsewhere")
+    with pytest.raises(FolderError, match="plots: is a link, through which nothing is written; delete it"):
+        write_report(studies.only_baseline(), tmp_path)
+    assert [*kept.parent.iterdir()] == [kept]
 
 
 @pytest.mark.parametrize(

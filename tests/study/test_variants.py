@@ -34,6 +34,7 @@ def test_specifications_become_canonical() -> None:
         ([{"name": "a"}], ConfigError, r"grafts\[0\]"),
         ([{"spec": "cb", "where": "all"}], ConfigError, "where"),
         ([{"name": "", "spec": "cb"}], ConfigError, "name"),
+        ([{"name": "a\0b", "spec": "cb"}], ConfigError, r"grafts\[0\].name: 'a\\x00b' contains a control character"),
         ([3], ConfigError, r"grafts\[0\]"),
     ],
 )

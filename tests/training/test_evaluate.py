@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from accelerate import Accelerator
 
-from attngraft.errors import DataError, TrainingError
+from attngraft.errors import DataError, TrainingError, UsageError
 from attngraft.results.records import open_records
 from attngraft.training.build import build_model, build_task, model_data_config
 from attngraft.training.evaluate import SplitEvaluator, evaluate_run
@@ -16,6 +16,7 @@ from attngraft.training.recipe import recipe_from_dict, recipe_to_dict
 from attngraft.training.setup import create_accelerator
 from attngraft.training.stopping import StopSignal
 from tests.contract.task_contract import tiny_vit
+from tests.tasks.points.runs import train_shapes
 from tests.training.toys import toy_recipe, with_new_checksums
 
 
@@ -89,6 +90,15 @@ def test_runs_that_cannot_be_evaluated(tmp_path: Path) -> None:
     with_new_checksums(tmp_path)
     with pytest.raises(DataError, match="built for .*4.* require .*3"):
         evaluate_run(tmp_path)
+
+
+def test_a_split_that_the_data_of_a_task_do_not_name(tmp_path: Path) -> None:
+    run = train_shapes(tmp_path / "run", "pointnet")
+    assert evaluate_run(run, split="val").split == "val"
+    with pytest.raises(
+        UsageError, match="--split train: data of the task points have no other splits; use val or test"
+    ):
+        evaluate_run(run, split="train")
 
 
 def test_img_size_and_channels_decide_the_input() -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from attngraft.cache import DECODED_FOLDER
+from attngraft.checksums import write_checksums
 from attngraft.environment import environment
 from attngraft.errors import ConfigError, TrainingError
 from attngraft.tasks.task import Predictions
@@ -38,6 +40,19 @@ def test_damaged_files_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     run.recipe.write_text("sead: 1")
     with pytest.raises(ConfigError, match=r"recipe\.yaml: sead: unknown field \(did you mean seed"):
         read_run(tmp_path)
+
+
+def test_decoded_images_have_no_checksums(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.write_recipe(toy_recipe())
+    decoded = tmp_path / DECODED_FOLDER / "images"
+    decoded.parent.mkdir()
+    decoded.write_bytes(b"pixels")
+    run.write_finished({"epochs": 0})
+    assert [*run.read_finished()[1].entries] == ["recipe.yaml"]
+    write_checksums(run.finished, [run.recipe, decoded], facts={"epochs": 0})  # as earlier versions did
+    decoded.unlink()
+    assert run.read_finished()[1].damaged() == {}
 
 
 def test_metrics_of_classes_without_examples_are_not_finite(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from attngraft.analysis.request import AnalysisRequest
 from attngraft.errors import TrainingError, UsageError
 from attngraft.opening import DAMAGE, open_npz
-from attngraft.suggest import shortened
+from attngraft.suggest import first_line, shortened
 from attngraft.targets.handle import ModelHandle
 from attngraft.targets.images import ImageSet, numbered_names
 from attngraft.tasks.capabilities import require
@@ -68,7 +68,7 @@ def _saved(model: ModelHandle) -> LabelPredictions:
         with open_npz(record.predictions) as file:
             arrays = dict(file)
     except DAMAGE as error:
-        raise TrainingError(f"{record.predictions}: cannot be read ({error}); repeat the run") from None
+        raise TrainingError(f"{record.predictions}: cannot be read ({first_line(error)}); repeat the run") from None
     if not {"target", "predicted"} <= arrays.keys() or "classes" not in record.facts:
         raise UsageError(
             f"{model.name}: expected one label per image; its task has several labels or none; choose another run"

@@ -112,6 +112,8 @@ def check(
         raise UsageError(f"--contact-sheet {contact_sheet}: give a file that ends in .png")
     check_output(save_split)
     check_output(contact_sheet)
+    if save_split is not None and save_split.suffix.lower() != ".csv":  # an image of the data could be replaced
+        raise UsageError(f"--save-split {save_split}: give a file that ends in .csv")
     given = {"source": source, "val_fraction": val_fraction, "split_seed": split_seed}
     settings = {name: value for name, value in given.items() if value is not None}
     texts = [text.removeprefix("task.data.") for text in set_ or []]

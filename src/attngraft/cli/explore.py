@@ -52,7 +52,7 @@ def explore(
         typer.Option(
             "--out",
             "-o",
-            help="Output file. Default: <image>.html, text.html or <cloud>.html in the current folder.",
+            help="Output file. Default: IMAGE.html, text.html or CLOUD.html in the current folder.",
             metavar="FILE.html",
         ),
     ] = None,

@@ -204,6 +204,8 @@ def _check_formats(to: Sequence[Target], dtype: DType) -> None:
 def _check_folder(out: Path, *, overwrite: bool) -> None:
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out}: is a file; --out must be a folder")
+    if out.resolve() == Path.cwd():  # which is replaced as a whole
+        raise UsageError("--out: is the current folder; give a folder to create")
     if not out.exists() or not any(out.iterdir()):
         return
     if not (out / MANIFEST).is_file():

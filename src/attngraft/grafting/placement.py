@@ -11,6 +11,7 @@ from attngraft.grafting.spec import GraftSpec, Specification, Term, build_option
 from attngraft.grafting.where import unmatched_hint
 from attngraft.hosts import Host, Site
 from attngraft.mechanisms.registry import graft_types
+from attngraft.suggest import quoted
 
 #: the hook points within the branch that a graft at `space` replaces
 _BRANCH: tuple[HookPoint, ...] = ("mix", "weights", "heads", "tokens", "attn.window", "space")
@@ -138,7 +139,7 @@ def _chosen(host: Host, term: Term, hook_point: HookPoint) -> list[Site]:
         lacking = next((site.missing[hook_point] for site in others if hook_point in site.missing), None)
         why = f"the sites there lack it: {lacking}; {fit(host, term).remedy()}" if lacking else None
         raise GraftSpecError(
-            f"{pattern!r} matches no site of {type(host.core).__name__} with hook point {hook_point}; "
+            f"{quoted(pattern)} matches no site of {type(host.core).__name__} with hook point {hook_point}; "
             f"{why or unmatched_hint(pattern, able)}",
             text=term.text,
             position=term.position,

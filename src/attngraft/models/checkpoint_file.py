@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attngraft.errors import AttngraftError, HostError, UsageError
 from attngraft.opening import check_regular, check_unpacked, check_zip, open_zip, parse_json
-from attngraft.suggest import cut
+from attngraft.suggest import cut, first_line
 
 _TORCH = (".pth", ".pt", ".bin", ".tar")
 SUFFIXES = (".safetensors", *_TORCH, ".zip")
@@ -203,9 +203,3 @@ def _without_wrappers(path: Path, tensors: Mapping[str, Tensor]) -> tuple[dict[s
             raise HostError(f"{path}: the name {cut(ascii(bare))} of a tensor has invalid characters; rename it")
         found[bare] = tensor
     return found, tuple(stripped)
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's text, with the second if the first ends with a colon."""
-    lines = (str(error).strip() or type(error).__name__).splitlines()
-    return " ".join(line.strip() for line in lines[: 2 if lines[0].endswith(":") else 1])

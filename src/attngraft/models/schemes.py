@@ -131,6 +131,8 @@ def unknown_host(name: str) -> UsageError:
     """Return the error for a name unknown to timm, which suggests a similar or valid name."""
     from torchvision.models import list_models as torchvision_models
 
+    if not name.strip():
+        return UsageError("the name of the host is empty; attngraft list hosts shows names")
     path = user_path(name)
     start = f"there is no model {name!r} in timm {timm.__version__}"
     if not os.path.lexists(path) and len(name) > MOST:  # such a name may be too long for a path

@@ -13,10 +13,9 @@ from torchvision.ops import StochasticDepth
 
 from attngraft.downloads import DownloadRefused
 from attngraft.errors import HostError, UsageError
-from attngraft.models.checkpoint_file import first_line
 from attngraft.models.schemes import Started, build_anywhere, creation_errors, last_layer
 from attngraft.models.weights import WeightsFile
-from attngraft.suggest import did_you_mean
+from attngraft.suggest import did_you_mean, first_line
 
 #: settings that the default weights require for their published results
 _SETTINGS = {name: {"transform_input": True, "init_weights": True} for name in ("googlenet", "inception_v3")}

@@ -25,8 +25,8 @@ from attngraft.downloads import without_hub
 from attngraft.errors import HostError, UsageError
 from attngraft.files import user_path
 from attngraft.grafting.io import load_grafts
-from attngraft.models.checkpoint_file import first_line
 from attngraft.opening import check_folder, read_json
+from attngraft.suggest import first_line
 
 log = logging.getLogger(__name__)
 

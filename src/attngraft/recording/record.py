@@ -18,6 +18,7 @@ from attngraft.grafting.where import parse_where, unmatched_hint
 from attngraft.hosts import Host, check_module, find_host
 from attngraft.recording.recording import Recording
 from attngraft.recording.token_coordinates import TokenCoordinates
+from attngraft.suggest import quoted
 
 
 @contextmanager
@@ -225,7 +226,7 @@ def _sources(host: Host, sites: str) -> Iterator[_Source]:
     except ValueError as error:
         raise GraftSpecError(f"sites: {error}") from None
     for pattern in choice.unmatched(host.sites):
-        raise GraftSpecError(f"{pattern!r} matches no site; {unmatched_hint(pattern, host.sites)}")
+        raise GraftSpecError(f"{quoted(pattern)} matches no site; {unmatched_hint(pattern, host.sites)}")
     for index in choice.select(host.sites):
         site = host.sites[index]
         targets = set(site.targets.values())

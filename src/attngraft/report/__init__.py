@@ -27,15 +27,21 @@ def write_report(result: StudyResult, folder: Path | str) -> Path:
 
     Returns:
         The path of the self-contained page.
+
+    Raises:
+        FolderError: `plots` is a link, through which files elsewhere would be replaced and removed.
     """
     # local imports: matplotlib, Jinja2 and rich are slow to import
     from attngraft.analysis.catalog import FOLDER, load_analyses
+    from attngraft.errors import FolderError
     from attngraft.files import write_atomically
     from attngraft.report.figures import FILES, plot_files
     from attngraft.report.page import report_html
     from attngraft.results.examples import load_examples
 
     folder = Path(folder)
+    if (folder / PLOTS_FOLDER).is_symlink():
+        raise FolderError(f"{folder / PLOTS_FOLDER}: is a link, through which nothing is written; delete it")
     plots, page = plot_files(result), report_html(result, load_analyses(folder / FOLDER), load_examples(folder))
     for name, content in plots.items():
         write_atomically(folder / PLOTS_FOLDER / name, content)

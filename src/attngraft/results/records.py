@@ -22,6 +22,7 @@ import numpy as np
 from attngraft.errors import TrainingError
 from attngraft.files import atomic_file
 from attngraft.opening import DAMAGE, open_npz
+from attngraft.suggest import first_line
 
 Column = np.ndarray | list[np.ndarray]  #: (N, ...), or one array per example
 
@@ -272,5 +273,5 @@ def _damage_explained(path: Path) -> Iterator[None]:
         yield
     except DAMAGE as error:
         raise TrainingError(
-            f"{path}: the run's predictions cannot be read ({error}); delete this run's folder to train it again"
+            f"{path}: the run's predictions cannot be read ({first_line(error)}); delete this run's folder to train it again"
         ) from None

@@ -23,6 +23,7 @@ from attngraft.grafting.spec import parse
 from attngraft.mechanisms.registry import GRAFT_SETS
 from attngraft.results.wording import host_label
 from attngraft.strict import read
+from attngraft.suggest import CONTROL, quoted
 from attngraft.training.recipe import HARMLESS
 from attngraft.yaml_config import dump_line, parse_yaml
 
@@ -204,6 +205,8 @@ def _read_entry(entry: Any, where: str) -> Variant:
         overrides = _read_overrides(entry.get("set"), f"{where}.set")
     if name is not None and (not isinstance(name, str) or not name.strip()):
         raise ConfigError(f"{where}.name: expected non-empty text, found {name!r}")
+    if name is not None and CONTROL.search(name):
+        raise ConfigError(f"{where}.name: {quoted(name)} contains a control character; choose another name")
     if given is not None and not isinstance(given, str | list | tuple):
         raise ConfigError(f"{where}: expected a graft specification (text or list), found {given!r}")
     if isinstance(given, str) and given.strip() in GRAFT_SETS:

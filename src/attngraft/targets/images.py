@@ -20,7 +20,7 @@ from attngraft.tasks.segmentation import Segmentation
 from attngraft.tasks.segmentation.source import MaskSource
 from attngraft.tasks.task import load_task
 from attngraft.training.build import build_task
-from attngraft.training.evaluate import with_data
+from attngraft.training.evaluate import naming_split, with_data
 from attngraft.training.run_folder import RunFolder, RunRecord
 
 
@@ -131,7 +131,8 @@ def images_from_run(record: RunRecord, *, data: str | None = None, split: str | 
 
 
 def _open(config: DataConfig, saved_split: Path | None, *, split: str | None, user_chosen: bool) -> ImageSet:
-    opened = open_images(config, saved_split=saved_split)
+    with naming_split(split):
+        opened = open_images(config, saved_split=saved_split)
     return ImageSet(
         source=f"{opened.source.where} ({split or 'validation'})",
         names=numbered_names(opened.val.names),

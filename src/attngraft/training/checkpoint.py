@@ -33,7 +33,7 @@ from attngraft.attention import detached_state, load_detached_state, sites_with_
 from attngraft.errors import TrainingError
 from attngraft.files import atomic_file, write_atomically
 from attngraft.opening import check_regular, open_zip
-from attngraft.suggest import shortened
+from attngraft.suggest import cut, first_line, shortened
 from attngraft.tensors import not_finite, unshared
 from attngraft.training.freezing import FreezingSchedule
 from attngraft.training.run_folder import Metrics, RunFolder
@@ -265,10 +265,20 @@ def load_weights(path: Path, model: nn.Module) -> dict[str, Any]:
             facts: dict[str, Any] = json.loads((file.metadata() or {}).get("attngraft", "{}"))
         model.load_state_dict(safetensors.torch.load_file(path))
     except (OSError, SafetensorError) as error:
-        raise TrainingError(f"{path}: these weights cannot be read: {error}") from None
+        raise TrainingError(
+            f"{path}: these weights cannot be read ({first_line(error)}); restore the file, or repeat the run"
+        ) from None
     except RuntimeError as error:
-        raise TrainingError(f"{path}: these weights belong to a different model: {error}") from None
+        raise other_model(path, error) from None
     return facts
+
+
+def other_model(path: Path, error: RuntimeError) -> TrainingError:
+    """Return the error for weights that do not fit, of which PyTorch's message has a line for each."""
+    return TrainingError(
+        f"{path}: these weights belong to a different model ({cut(first_line(error), 300)}); restore this file and "
+        "recipe.yaml, or repeat the run"
+    )
 
 
 def _whole() -> StateDictOptions:

@@ -1,12 +1,13 @@
 """Evaluation of a model on a split in one or more processes, and evaluation of runs and other targets."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import numpy as np
 import torch
@@ -16,21 +17,21 @@ from torch import Tensor, nn
 
 from attngraft.attention import sites_with_detached
 from attngraft.counting import counted
-from attngraft.errors import DataError, FolderError, TrainingError, UsageError, naming, started
+from attngraft.errors import ConfigError, DataError, FolderError, TrainingError, UsageError, naming, started
 from attngraft.hosts import forget
 from attngraft.models.trust import from_folder
 from attngraft.opening import open_regular
 from attngraft.results.measured import MeanScore
 from attngraft.results.records import RecordCollector, Records, RecordTable
-from attngraft.suggest import shortened
+from attngraft.suggest import cut, shortened
 from attngraft.tasks.evaluator import Evaluator
 from attngraft.tasks.task import Batch, Evaluation, Predictions, Split, Task
 from attngraft.tensors import not_finite
 from attngraft.training.build import build_model, build_task
-from attngraft.training.checkpoint import load_detached, load_weights, read_checkpoint
+from attngraft.training.checkpoint import load_detached, load_weights, other_model, read_checkpoint
 from attngraft.training.inputs import in_memory_format
 from attngraft.training.loading import EvalOrder, eval_batches, indices_of
-from attngraft.training.recipe import Recipe
+from attngraft.training.recipe import Recipe, sections
 from attngraft.training.run_folder import RunFolder, RunRecord, read_run
 from attngraft.training.setup import create_accelerator
 from attngraft.training.stopping import StoppedWaiting, StopSignal
@@ -295,7 +296,13 @@ def open_split(target: Target, *, data: str | None, split: str | None) -> Opened
     own = None  # a split of the run itself, which may be random or have another name in the data
     if data is None and split in (None, "val", target.judged_split):
         own = split or target.judged_split
-    recipe = with_data(target.recipe, data, None if own else split)
+    named = None if own else split
+    if named is not None and not _names_splits(target.recipe.task["name"]):
+        raise UsageError(
+            f"--split {cut(named)}: data of the task {target.recipe.task['name']} have no other splits; use val or test, "
+            "of the run's own data"
+        )
+    recipe = with_data(target.recipe, data, named)
     task = build_task(recipe)
     if target.facts or target.is_run:
         task.use_fitted_transform(target.facts)
@@ -303,7 +310,8 @@ def open_split(target: Target, *, data: str | None, split: str | None) -> Opened
         task.load_files(target.fitted)
     if own and target.split is not None:
         task.load_split(target.split)
-    found = task.load(model_data_config=target.host_input())
+    with naming_split(named):
+        found = task.load(model_data_config=target.host_input())
     _check_model_args(target, found.model_args)
     _check_facts(task, target, found.facts, where=data or "the data")
     if data is not None and split is None and found.whole is not None:
@@ -316,6 +324,24 @@ def open_split(target: Target, *, data: str | None, split: str | None) -> Opened
             "another split with --split"
         )
     return OpenedSplit(task=task, split=examples, part=part, facts={**found.facts, **target.facts})
+
+
+@contextmanager
+def naming_split(split: str | None) -> Iterator[None]:
+    """Prepend `--split` to errors of the data, which otherwise name fields that the user did not give; None: do not."""
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        if split is None:
+            raise
+        raise type(error)(f"--split {cut(split)}: {error}") from None
+
+
+def _names_splits(task: str) -> bool:
+    """Return whether the task's data have splits with names, `task.data.val_split`."""
+    section = sections(task).get("task")
+    data = None if section is None else get_type_hints(section).get("data")
+    return data is None or not is_dataclass(data) or "val_split" in {field.name for field in fields(data)}
 
 
 def _check_model_args(target: Target, required: Mapping[str, Any]) -> None:
@@ -448,5 +474,5 @@ def _fill(model: nn.Module, run: RunFolder, weights: Weights) -> None:
     try:
         model.load_state_dict(state["ema" if weights == "ema" else "model"])
     except RuntimeError as error:
-        raise TrainingError(f"{run.last}: these weights belong to a different model: {error}") from None
+        raise other_model(run.last, error) from None
     load_detached(model, state)

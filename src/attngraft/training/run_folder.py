@@ -27,6 +27,7 @@ from typing import Any, Literal
 import numpy as np
 
 from attngraft import opening
+from attngraft.cache import DECODED_FOLDER
 from attngraft.checksums import Checksums, WrongChecksumError, read_with_checksums, write_checksums
 from attngraft.errors import ConfigError, FolderError, TrainingError
 from attngraft.files import write_atomically
@@ -57,7 +58,10 @@ STUDY_FILE = "study.yaml"
 TRACKERS_FILE = "trackers.json"  #: in the folder of a run or a study
 
 #: without checksums: locks, logs, caches, results that are checked by themselves, and spare or damaged checkpoints
-_UNLISTED = (".lock", "tensorboard/", TRACKERS_FILE, "evaluation/", "finished.json", "checkpoints/previous.pt")
+_UNLISTED = (
+    *(".lock", "tensorboard/", f"{DECODED_FOLDER}/", TRACKERS_FILE, "evaluation/", "finished.json"),
+    "checkpoints/previous.pt",
+)
 _UNLISTED_ENDS = (".tmp", "damaged.pt")
 _MADE_AGAIN = ("metrics.jsonl", "predictions.npz")  #: from the last checkpoint, when a run is resumed
 
@@ -191,9 +195,11 @@ class RunFolder:
         if not self.finished.exists():
             return {}, Checksums(folder=self.path)
         try:
-            return read_with_checksums(self.finished)
+            facts, found = read_with_checksums(self.finished)
         except (OSError, WrongChecksumError) as error:
             raise TrainingError(f"{self.finished}: damaged ({error}); {self._remedy(made_again=True)}") from None
+        entries = {name: entry for name, entry in found.entries.items() if not name.startswith(_UNLISTED)}
+        return facts, replace(found, entries=entries)  # earlier versions listed decoded images, which are deleted
 
     def check(self, path: Path, checksums: Checksums) -> None:
         """Check a file of a finished run against its checksum.

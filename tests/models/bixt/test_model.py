@@ -130,8 +130,9 @@ def test_another_input_size() -> None:
         ({"weight_init": "moco"}, "weight_init of BiXT"),
         ({"tokenizer": "mlp"}, "tokenizer of BiXT"),
         ({"sa_heads": 3}, "the attention width 16 is not divisible by 3 heads"),
-        ({"depth": 0}, "depth and num_latents of BiXT must be 1 or more, not 0 and 3"),
-        ({"num_latents": 0}, "depth and num_latents of BiXT must be 1 or more, not 3 and 0"),
+        ({"depth": 0}, "depth of BiXT must be 1 or more, not 0"),
+        ({"num_latents": 0}, "num_latents of BiXT must be from 1 to 16,384, not 0"),
+        ({"num_latents": 10**6}, "num_latents of BiXT must be from 1 to 16,384, not 1000000"),
         (
             {"depth": 1, "dense": True},
             "only layer of this model is one-sided and cannot be dropped; set depth to 2 or more",

@@ -197,5 +197,9 @@ def test_clouds_of_another_kind_are_refused() -> None:
         CLASSIFIERS["naive"]()(torch.zeros(2, 5, 6))
     with pytest.raises(UsageError, match="these clouds have 5 points, but 6 are needed"):
         CLASSIFIERS["group"]()(torch.zeros(2, 5, 3))
+    with pytest.raises(UsageError, match="depth and neighbors must be 1 or more, not 4 and 0"):
+        BiXTPoints(**SMALL, group="refine", neighbors=0)
+    with pytest.raises(UsageError, match="num_latents of BiXT must be from 1 to 16,384, not 0"):
+        BiXTPoints(**SMALL | {"num_latents": 0})
     with pytest.raises(UsageError, match="a reducer for each of the 4 layers, not 2"):
         BiXTPoints(**SMALL, group="hierarchy", reducers=(2, 2))

@@ -139,6 +139,12 @@ def test_npy_that_cannot_be_used(tmp_path: Path, array: np.ndarray, message: str
         read_cloud(tmp_path / "a.npy")
 
 
+def test_a_npy_with_a_long_header_has_an_error_of_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", 60_000) + b" " * 60_000)
+    with pytest.raises(DataError, match=r"cannot be read as .npy \(Header[^\n]*\); write it with numpy.save$"):
+        read_cloud(tmp_path / "a.npy")
+
+
 def test_a_npy_is_checked_before_memory_is_allocated(tmp_path: Path) -> None:
     path = tmp_path / "a.npy"
     for shape in ((10**12, 3), (2**63, 3), (-1, 3)):
@@ -315,6 +321,7 @@ def test_a_ply_that_is_cut_off(tmp_path: Path, kind: str) -> None:
         (b"end_header", b"end", "does not start with the header of a PLY"),
         (b"format ascii 1.0", b"format text 1.0", "line 2: 'format text 1.0' is no part of a PLY header"),
         (b"format ascii 1.0\n", b"", "has no format"),
+        (b"format ascii 1.0", b"format ascii 1.0\nformat ascii 1.0", "line 3: 'format ascii 1.0' is no part"),
         (b"element vertex 3", b"element vertex 1000000000000", "declares 1,000,000,000,000 vertex, but only 4 lines"),
         (b"element vertex 3", b"element vertex -3", "line 4: the number of vertex is '-3'"),
         (b"element face 1", b"element face 1000000000000", "declares 1,000,000,000,000 face, but only 1 lines"),
@@ -342,6 +349,15 @@ def test_a_face_of_a_binary_ply_names_a_missing_vertex(tmp_path: Path, faces: by
     corners = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0]])
     path = write_ply(tmp_path / "a.ply", corners, kind="binary_little_endian", faces=TRIANGLE + faces)
     with pytest.raises(DataError, match="a.ply: face 0: names the vertex (3|-1)"):
+        read_cloud(path)
+
+
+@pytest.mark.parametrize("corner", [0.5, np.nan, np.inf])
+def test_a_face_of_a_binary_ply_names_a_fraction(tmp_path: Path, corner: float) -> None:
+    corners = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0]])
+    faces = TRIANGLE.replace(b"uchar int", b"uchar float") + struct.pack("<B3f", 3, 0, 1, corner)
+    path = write_ply(tmp_path / "a.ply", corners, kind="binary_little_endian", faces=faces)
+    with pytest.raises(DataError, match="a.ply: face 0: names a vertex that is not a whole number; repair the mesh"):
         read_cloud(path)
 
 

@@ -211,6 +211,8 @@ def test_arrays_with_normals_and_parts(tmp_path: Path) -> None:
         ),
         ({"y_test": np.array([0, 10**12])}, r"x_test\[1\]: the label 1000000000000 is not a class"),
         ({"classes": np.array(["a", "a"])}, "two classes have the same name"),
+        ({"classes": np.array([["a", "b"]])}, r"classes must be a list of names, \(N,\), got \(1, 2\)"),
+        ({"x_valid": np.zeros((4, 10, 3))}, "x_valid would not be used; rename it to x_val, and its labels to y_val"),
         ({"x_train": np.zeros((4, 10))}, r"x_train must be \(clouds, points, 3 or 6\) numbers, got float64 \(4, 10\)"),
         ({"x_train": np.zeros((4, 10, 4))}, r"x_train must be \(clouds, points, 3 or 6\)"),
         ({"x_train": np.full((4, 10, 3), "a")}, "the points must be numbers"),
@@ -435,6 +437,9 @@ def test_data_that_are_no_clouds(tmp_path: Path) -> None:
     folder(tmp_path, ("train/a/1.txt", "val/a/2.txt"))
     (tmp_path / "train/a/1.txt").unlink()
     with pytest.raises(DataError, match="no training clouds"):
+        load_clouds(tmp_path)
+    folder(tmp_path, ("train/a/1.txt", "training/a/3.txt"))
+    with pytest.raises(DataError, match="the folders train and training are both the part train; join or rename them"):
         load_clouds(tmp_path)
 
 

@@ -112,8 +112,24 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_texts_to_predict_are_those_of_a_table_or_lines(tmp_path: Path) -> None:
     source = table(tmp_path / "a.csv", [("A song.", "3"), ("A meal.", "4")], ("comment", "stars"))
     assert read_texts(source, "text") == ["A song.", "A meal."]
-    (tmp_path / "b.txt").write_text("A song.\n\nA meal.\n")
-    assert read_texts(tmp_path / "b.txt", "text") == ["A song.", "A meal."]
+    (tmp_path / "b.txt").write_text("A song.\n\nA\u2028meal.\r\n", newline="")
+    assert read_texts(tmp_path / "b.txt", "text") == ["A song.", "A\u2028meal."]
+
+
+def test_a_table_to_predict_without_texts_names_the_column_of_training(tmp_path: Path) -> None:
+    source = table(tmp_path / "a.csv", [("1", "3"), ("2", "4")], ("number", "stars"))
+    with pytest.raises(DataError, match=r"a\.csv: cannot find the column of texts; call it 'comment', as in training"):
+        read_texts(source, "comment")
+
+
+def test_texts_that_are_lists_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "A song.", "label": "x"}\n{"text": ["A", "meal."], "label": "y"}\n')
+    message = r"a\.jsonl: line 2: column 'text' contains \['A', 'meal\.'\]; write a text or a number"
+    with pytest.raises(DataError, match=message):
+        open_texts(TextDataConfig(source=str(path)))
+    with pytest.raises(DataError, match=message):
+        read_texts(path, "text")
 
 
 def test_data_check_reports_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attngraft.errors import ConfigError, DataError
+from attngraft.strict import FieldError
+from attngraft.tasks.text.config import TokenizerConfig
 from attngraft.tasks.translation.config import TranslationConfig, TranslationDataConfig
 from attngraft.tasks.translation.source import Pairs, open_pairs
 from attngraft.tasks.translation.tokenizer import new_tokenizer, read_tokenizer
@@ -193,3 +195,11 @@ def test_multi30k_is_encoded_without_loss_and_has_the_words_of_the_paper(shared:
     assert len(texts) == 58_000 and made.vocab_size == 8000
     assert [made.decode(ids) for ids in made.encode_target(texts)] == texts
     assert train_words(train).vocab_size == 9483
+
+
+@pytest.mark.parametrize("size", [299, 10**12])
+def test_a_vocabulary_that_cannot_be_trained(size: int) -> None:
+    with pytest.raises(FieldError, match="vocab_size must be from 300 to 1,000,000"):
+        config(vocab_size=size)
+    with pytest.raises(FieldError, match="vocab_size must be from 32 to 1,000,000"):
+        TokenizerConfig(vocab_size=10**12)

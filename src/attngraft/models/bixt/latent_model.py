@@ -25,7 +25,7 @@ from timm.models._features import feature_take_indices  # private, but used by a
 from torch import Tensor, fx, nn
 
 from attngraft.errors import UsageError
-from attngraft.models.bixt.layers import EPS
+from attngraft.models.bixt.layers import EPS, check_latents
 from attngraft.models.bixt.positions import Positions, StaticPositions, make_positions
 from attngraft.models.bixt.tokenizers import Tokenizer, check_choice, make_tokenizer, token_grid
 from attngraft.models.timm_model import TimmModel
@@ -82,8 +82,9 @@ class LatentModel(ABC, TimmModel):
         weight_init: Initialization = "jax",
     ) -> None:
         super().__init__()
-        if not blocks or num_latents < 1:
-            raise UsageError(f"depth and num_latents of BiXT must be 1 or more, not {len(blocks)} and {num_latents}")
+        check_latents(num_latents)
+        if not blocks:
+            raise UsageError("depth of BiXT must be 1 or more, not 0")
         token_dim = token_dim or embed_dim
         self.num_classes, self.in_chans = num_classes, in_chans
         self.global_pool = self.check_pool(global_pool)

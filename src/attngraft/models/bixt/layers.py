@@ -11,10 +11,19 @@ from timm.layers import DropPath, LayerScale, Mlp
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
+from attngraft.errors import UsageError
 from attngraft.mechanisms.bixt.layer import BidirectionalCrossAttention, OneSidedCrossAttention, head_width
 from attngraft.models.bixt.tokenizers import LocalPatchInteraction
 
 EPS = 1e-6  #: eps of every LayerNorm
+
+MOST_LATENTS = 16_384  #: more fill the memory
+
+
+def check_latents(count: int) -> None:
+    """Check the number of latents; raises a UsageError if it is not from 1 to 16,384."""
+    if not 1 <= count <= MOST_LATENTS:
+        raise UsageError(f"num_latents of BiXT must be from 1 to {MOST_LATENTS:,}, not {count}")
 
 
 def latent_block(

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from attngraft.errors import UsageError
 from attngraft.mechanisms.bixt.layer import TokensAttend
-from attngraft.models.bixt.layers import EPS, Layer, OneSidedBlock
+from attngraft.models.bixt.layers import EPS, Layer, OneSidedBlock, check_latents
 from attngraft.models.points.base import PointClassifier, PointPartModel, check_channels
 from attngraft.models.points.layers import AffineGroup, NeighborhoodNetwork
 from attngraft.models.points.neighborhoods import Neighborhoods, neighborhoods
@@ -116,6 +116,9 @@ class _Frame(nn.Module):
         super().__init__()
         if group not in ("none", "refine", "hierarchy"):
             raise UsageError(f"group must be 'none', 'refine' or 'hierarchy', not {group!r}")
+        check_latents(num_latents)
+        if min(depth, neighbors) < 1:
+            raise UsageError(f"depth and neighbors must be 1 or more, not {depth} and {neighbors}")
         if group == "hierarchy" and len(reducers) != depth:
             raise UsageError(f"a hierarchy needs a reducer for each of the {depth} layers, not {len(reducers)}")
         self.in_chans, self.group, self.neighbors, self.reducers = in_chans, group, neighbors, tuple(reducers)

@@ -17,6 +17,7 @@ import numpy as np
 
 from attngraft.errors import DataError
 from attngraft.opening import DAMAGE, TEXT_LIMIT, open_regular
+from attngraft.suggest import first_line
 from attngraft.tasks.points.clouds import cloud_columns, numbered, quiet
 from attngraft.tasks.points.lines import Lines, header_lines, whole
 from attngraft.tasks.points.meshes import Raw, binary_columns, cloud_roles, read_off, read_ply
@@ -113,7 +114,7 @@ def _npy(data: bytes, path: Path) -> np.ndarray:
     try:
         shape, fortran, dtype = array_header(file)
     except DAMAGE as error:
-        raise DataError(f"{path}: cannot be read as .npy ({error}); write it with numpy.save") from None
+        raise DataError(f"{path}: cannot be read as .npy ({first_line(error)}); write it with numpy.save") from None
     if dtype.kind not in "fiu" or len(shape) != 2 or shape[0] < 0 or shape[1] not in _COLUMNS:
         raise DataError(f"{path}: is {dtype} {shape}, expected numbers (N, 3 to 7): {_EXPECTED}; save it like this")
     count, start = shape[0] * shape[1], file.tell()

@@ -259,7 +259,7 @@ def _ply_header(lines: Sequence[str], path: Path) -> tuple[str, list[_Element]]:
         match line.split():
             case [] | ["comment", *_] | ["obj_info", *_]:
                 pass
-            case ["format", name, _] if name in _ORDERS:
+            case ["format", name, _] if name in _ORDERS and order is None:
                 order = _ORDERS[name]
             case ["element", name, count]:
                 elements.append(_Element(name, whole(count, f"{path}: line {number}", name)))
@@ -299,6 +299,10 @@ def _binary_lists(
                     raise damaged
                 if index == corners:
                     read = struct.unpack_from(f"{order}{count}{np.dtype(kind).char}", data, at)
+                    if any(corner % 1 for corner in read):  # of a fraction, and NaN of what is not finite
+                        raise DataError(
+                            f"{path}: face {len(found)}: names a vertex that is not a whole number; repair the mesh"
+                        )
                     found.append([int(corner) for corner in read])
                 at += count * int(kind[1])
     except (struct.error, ValueError, OverflowError):  # cut off, or a fraction that is not finite

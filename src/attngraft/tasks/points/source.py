@@ -21,7 +21,7 @@ import numpy as np
 from attngraft.errors import ConfigError, DataError
 from attngraft.files import printable, user_path
 from attngraft.opening import DAMAGE, access_errors, check_regular, check_unpacked, open_npz, read_json, read_text
-from attngraft.suggest import did_you_mean, quoted, shortened
+from attngraft.suggest import did_you_mean, first_line, quoted, shortened
 from attngraft.tasks.images.sources.base import MAX_CLASSES, check_classes, file_stamp
 from attngraft.tasks.images.sources.listing import is_junk, natural
 from attngraft.tasks.points.clouds import Cloud, check_cloud, cloud_columns, numbered, quiet
@@ -248,9 +248,13 @@ def _found(root: Path) -> _Found:
 
 def class_folders(folders: Sequence[Path]) -> dict[str, dict[str, Path]]:
     """Return the folder of each class of each split, of the folders in the folder of a data set."""
-    tops = {
-        split: next((each for each in folders if each.name.lower() in usual), None) for split, usual in SPLITS.items()
-    }
+    tops = dict[str, Path | None]()
+    for split, usual in SPLITS.items():
+        found = [each for each in folders if each.name.lower() in usual]
+        if len(found) > 1:
+            listed = " and ".join(each.name for each in found)
+            raise DataError(f"{found[0].parent}: the folders {listed} are both the part {split}; join or rename them")
+        tops[split] = found[0] if found else None
     if tops["train"] is not None:
         return {split: _subfolders(top) for split, top in tops.items() if top is not None}
     if any((folder / "train").is_dir() for folder in folders):
@@ -349,10 +353,9 @@ def _reading(path: Path) -> Iterator[None]:
     except DataError:
         raise
     except DAMAGE as error:
-        one = "; clouds of different numbers of points cannot be in one array: save a file for each"
-        raise DataError(
-            f"{path}: cannot be read ({error}){one if 'Object arrays' in str(error) else '; download or save it again'}"
-        ) from None
+        objects = "clouds of different numbers of points cannot be in one array: save a file for each"
+        remedy = objects if "Object arrays" in str(error) else "download or save it again"
+        raise DataError(f"{path}: cannot be read ({first_line(error)}); {remedy}") from None
 
 
 def _npz(path: Path) -> _Found:
@@ -368,6 +371,7 @@ def _npz(path: Path) -> _Found:
             if name[:2] in ("id", "cl")
         }
     named = next((texts[name] for name in ("class_names", "classes") if name in texts), None)
+    _check_names(archive.files, arrays, path)
     labels, parts = dict[str, np.ndarray](), dict[str, Arrays]()
     for split in SPLITS:
         if f"x_{split}" not in arrays:
@@ -392,6 +396,16 @@ def _npz(path: Path) -> _Found:
         if names and len({*names}) == len(found.splits.get(split, ())) == len(names):
             found.splits[split] = [(name, *rest) for name, (_, *rest) in zip(names, found.splits[split], strict=True)]
     return found
+
+
+def _check_names(names: Sequence[str], arrays: Mapping[str, np.ndarray], path: Path) -> None:
+    """Check that no array would be ignored for its name, and that the classes are a list."""
+    for split, others in SPLITS.items():
+        for name in {f"x_{other}" for other in others[1:]} & {*names}:
+            raise DataError(f"{path}: {name} would not be used; rename it to x_{split}, and its labels to y_{split}")
+    for name in ("class_names", "classes"):
+        if name in arrays and arrays[name].ndim != 1:
+            raise DataError(f"{path}: {name} must be a list of names, (N,), got {arrays[name].shape}")
 
 
 def _hdf5(root: Path, files: Sequence[Path]) -> _Found:

@@ -7,6 +7,8 @@ from attngraft.strict import FieldError, require
 from attngraft.tasks.classification.config import LossConfig, MetricsConfig
 from attngraft.tasks.images.config import DataConfig
 
+MOST_TOKENS = 1_000_000  #: of a trained tokenizer, which allocates memory for all of them
+
 
 @dataclass(frozen=True, kw_only=True)
 class TableDataConfig:
@@ -65,7 +67,8 @@ class TokenizerConfig:
     max_length: int | None = None  #: longer texts are cut to this number of tokens; null: the host's limit
 
     def __post_init__(self) -> None:
-        require(self, "vocab_size", self.vocab_size is None or self.vocab_size >= 32, "must be at least 32")
+        fits = self.vocab_size is None or 32 <= self.vocab_size <= MOST_TOKENS
+        require(self, "vocab_size", fits, f"must be from 32 to {MOST_TOKENS:,}")
         require(self, "max_length", self.max_length is None or self.max_length >= 3, "must be at least 3")
 
 

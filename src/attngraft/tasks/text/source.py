@@ -16,7 +16,15 @@ from attngraft.tasks.images.checks import copies_refusal
 from attngraft.tasks.images.sources.base import check_classes
 from attngraft.tasks.images.sources.manifest import SPLIT_NAMES, read_splits
 from attngraft.tasks.images.sources.splitting import POOLED, divide
-from attngraft.tasks.images.sources.table import KINDS, LabelTable, find_column, read_groups, read_labels, read_table
+from attngraft.tasks.images.sources.table import (
+    KINDS,
+    LabelTable,
+    find_column,
+    plain_entries,
+    read_groups,
+    read_labels,
+    read_table,
+)
 from attngraft.tasks.text.config import TextDataConfig
 
 TEXT_NAMES = (
@@ -197,10 +205,15 @@ def read_texts(path: Path, column: str) -> list[str]:
     """
     if path.suffix.lower() in KINDS:
         table = read_table(path)
-        name = column if column in table.columns else text_column(table, None)
-        return ["" if entry is None else str(entry) for entry in table.columns[name]]
+        name = column if column in table.columns else find_column(table, TEXT_NAMES)
+        if name is None:
+            raise DataError(
+                f"{path}: cannot find the column of texts; call it {column!r}, as in training; available: "
+                f"{', '.join(table.columns)}"
+            )
+        return ["" if entry is None else str(entry) for entry in plain_entries(table, name)]
     try:
-        lines = read_data(path).decode("utf-8-sig").splitlines()
+        lines = read_data(path).decode("utf-8-sig").replace("\r\n", "\n").split("\n")  # U+2028 may be inside of a text
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         reason = error.strerror or str(error) if isinstance(error, OSError) else "not UTF-8 text"
         raise DataError(f"{path}: cannot be read ({reason})") from None
@@ -223,7 +236,7 @@ def text_names(texts: Sequence[str]) -> list[str]:
 
 
 def _texts(table: LabelTable, column: str) -> list[str]:
-    texts = ["" if entry is None else str(entry) for entry in table.columns[column]]
+    texts = ["" if entry is None else str(entry) for entry in plain_entries(table, column)]
     empty = next((row for row, text in enumerate(texts) if not text.strip()), None)
     if empty is not None:
         raise DataError(f"{table.line(empty)}: column {column!r} is empty; remove the row")

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from attngraft.strict import FieldError, require
-from attngraft.tasks.text.config import TableDataConfig
+from attngraft.tasks.text.config import MOST_TOKENS, TableDataConfig
 
 SMALLEST = 300  #: smallest vocabulary of a trained tokenizer, which has 4 special tokens and 256 bytes
 
@@ -81,7 +81,8 @@ class TranslationConfig:
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
 
     def __post_init__(self) -> None:
-        require(self, "vocab_size", self.vocab_size >= SMALLEST, f"must be at least {SMALLEST}")
+        fits = SMALLEST <= self.vocab_size <= MOST_TOKENS
+        require(self, "vocab_size", fits, f"must be from {SMALLEST} to {MOST_TOKENS:,}")
         require(self, "batch_tokens", self.batch_tokens is None or self.batch_tokens >= 8, "must be at least 8")
         for name in ("source", "target"):
             given = getattr(self, name)

@@ -17,7 +17,7 @@ from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import TEST_NAMES, TRAIN_NAMES
 from attngraft.tasks.images.sources.manifest import SPLIT_NAMES, SplitTable, read_splits, tables_in
 from attngraft.tasks.images.sources.splitting import POOLED, divide
-from attngraft.tasks.images.sources.table import KINDS, LabelTable, find_column, read_groups, read_table
+from attngraft.tasks.images.sources.table import KINDS, LabelTable, find_column, plain_entries, read_groups, read_table
 from attngraft.tasks.text.source import text_names
 from attngraft.tasks.translation.config import TranslationConfig
 from attngraft.tasks.translation.files import (
@@ -230,7 +230,7 @@ def _expanded(table: LabelTable) -> LabelTable:
 
 def _pairs(table: LabelTable, columns: tuple[str, str], notes: list[str]) -> tuple[Pairs, np.ndarray]:
     """Return the pairs without empty sentences, and their rows."""
-    sources, targets = ([clean(entry) for entry in table.columns[name]] for name in columns)
+    sources, targets = ([clean(entry) for entry in plain_entries(table, name)] for name in columns)
     rows = np.array([row for row in range(len(table)) if sources[row] and targets[row]], dtype=np.int64)
     if empty := sorted({*range(len(table))} - set(rows.tolist())):
         lines = shortened((f"row {n}" if isinstance(n := table.numbers[row], int) else n for row in empty), _SHOWN)

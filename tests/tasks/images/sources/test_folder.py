@@ -222,13 +222,13 @@ def test_a_file_that_vanished_is_named(tmp_path: Path) -> None:
 
 def test_images_of_kinds_that_are_not_read_are_told_of(tmp_path: Path) -> None:
     make_folder(tmp_path, {"train": {"a": 2, "b": 2}, "val": {"a": 1, "b": 1}})
-    for name in ("x.HEIC", "y.avif"):
+    for name in ("x.HEIC", "y.avif", "z.tga"):
         (tmp_path / "train" / "a" / name).write_bytes(b"ftyp")
     (tmp_path / "train" / "a" / "notes.txt").write_text("nothing")
     data = load(tmp_path)
     assert data.facts["counts"]["train"] == {"a": 2, "b": 2}
     assert data.facts["notes"] == [
-        "2 files in unsupported formats were skipped (.avif, .heic): train/a/x.HEIC, ...; save as JPEG or PNG."
+        "3 files in unsupported formats were skipped (.avif, .heic, .tga): train/a/x.HEIC, ...; save as JPEG or PNG."
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -262,3 +263,11 @@ def test_a_row_without_its_image_is_left_out_and_named(pictures: Path) -> None:
         load(path)
     data = load(path, data={"max_corrupt": 1, "val_fraction": 0.4})
     assert sum(data.facts["sizes"].values()) == 12
+
+
+@pytest.mark.parametrize("label", [{"a": 1}, [["cat"], ["dog"]], ["cat", {"a": 1}]])
+def test_labels_that_are_no_texts_or_numbers_are_refused(tmp_path: Path, label: object) -> None:
+    rows = [{"path": f"{index}.png", "label": label} for index in range(4)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match=r"a\.jsonl: line 1: column 'label' contains .*; write a (text|list of texts)"):
+        open_source(DataConfig(source=str(tmp_path / "a.jsonl")))

@@ -57,6 +57,8 @@ def test_patterns() -> None:
     assert expanded("plain.tar") == ["plain.tar"]
     with pytest.raises(DataError, match="is not a pattern"):
         expanded(f"x-{{0..{5000 * '9'}}}.tar")
+    with pytest.raises(DataError, match=r"\{0\.\.999999999\} has more than 1,000,000 shards; correct the pattern"):
+        expanded("x-{0..999999999}.tar")
     for wrong in ("{3..1}.tar", "{a..b}.tar", "{}.tar"):
         with pytest.raises(DataError, match=r"must increase|is not a pattern"):
             expanded(wrong)

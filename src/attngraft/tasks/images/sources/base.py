@@ -17,7 +17,7 @@ from PIL import Image
 
 from attngraft.errors import ConfigError, DataError
 from attngraft.files import shown_size, user_path
-from attngraft.suggest import cut, did_you_mean, quoted, shortened
+from attngraft.suggest import CONTROL, cut, did_you_mean, quoted, shortened
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.decoding import decode, in_mode
 
@@ -28,7 +28,6 @@ TEST_NAMES = ("test", "testing")
 
 MAX_CLASSES = 1_000_000
 _LONGEST_NAME = 1000  #: characters of a class
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _MAX_CELLS = 2**32  #: images times classes, one byte each, with several labels per image
 
 _DIGEST_SAMPLE = 64  #: number of images to decode for the digest of images without files
@@ -178,7 +177,7 @@ def check_classes(classes: Sequence[str], *, where: str) -> None:
         raise DataError(f"{where}: {len(classes):,} classes, more than {MAX_CLASSES:,}; give the column of the labels")
     seen: dict[str, str] = {}
     for name in classes:
-        if _CONTROL.search(name):
+        if CONTROL.search(name):
             raise DataError(f"{where}: the class {quoted(name)} contains a control character; rename it")
         if len(name) > _LONGEST_NAME:
             raise DataError(f"{where}: the class {quoted(name)} has {len(name):,} characters; shorten its name")

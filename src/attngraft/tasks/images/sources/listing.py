@@ -23,9 +23,12 @@ EXTENSIONS = frozenset(
     (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp")
 )
 
-#: extensions of image formats that Pillow cannot read on all platforms
+#: extensions of image formats that are not read: Pillow cannot on all platforms, or they are rare
 UNSUPPORTED = frozenset(
-    (".heic", ".heif", ".avif", ".jxl", ".jp2", ".psd", ".svg", ".dng", ".cr2", ".cr3", ".nef", ".arw")
+    (
+        *(".heic", ".heif", ".avif", ".jxl", ".jp2", ".psd", ".svg", ".dng", ".cr2", ".cr3", ".nef", ".arw"),
+        *(".tga", ".pbm", ".pnm", ".pcx", ".exr", ".hdr", ".dcm", ".eps"),
+    )
 )
 
 #: function that builds `Images` from paths and labels

@@ -14,6 +14,7 @@ import numpy as np
 from attngraft.errors import DataError
 from attngraft.opening import DAMAGE, open_regular
 from attngraft.opening import open_npz as open_npz_file
+from attngraft.suggest import first_line
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import MAX_CLASSES, ArrayImages, ImageSource, find_test, find_train, find_val
 from attngraft.tasks.images.sources.listing import is_image, is_junk, natural
@@ -165,7 +166,9 @@ def _load(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
 
 def _unreadable(path: Path, error: Exception) -> DataError:
     kind, write = (".npy", "numpy.save") if path.suffix == ".npy" else (".npz", "numpy.savez")
-    return DataError(f"{path}: cannot be read as {kind} ({error}); write it with {write}, without object arrays")
+    return DataError(
+        f"{path}: cannot be read as {kind} ({first_line(error)}); write it with {write}, without object arrays"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

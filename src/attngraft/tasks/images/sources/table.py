@@ -36,6 +36,7 @@ NUMBERS = ("target", "value", "number", "label", "y")  #: usual names of a singl
 LARGEST_NUMBER = 1e100  #: larger ones overflow when they are squared
 SEPARATORS = {"bar": "|", "semicolon": ";", "comma": ",", "space": " "}  #: in order of detection
 
+_NOT_PLAIN = (list, dict, bytes)
 _ENTRY = 8  #: least number of bytes of an entry in memory
 _ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")  #: half of a pair of surrogates in JSON
 _ROWS = 2**14  #: number of rows to read at a time, and of different strings in a column to keep once
@@ -84,6 +85,19 @@ class LabelTable:
         """Return a row's location, for messages."""
         number = self.numbers[row]
         return f"{self.where}: row {number}" if isinstance(number, int) else f"{self.where}: {number}"
+
+
+def plain_entries(table: LabelTable, name: str) -> list[Any]:
+    """Return a column of texts, numbers and missing entries.
+
+    Raises:
+        DataError: an entry is a list, an object or bytes.
+    """
+    entries = table.columns[name]
+    if {*map(type, entries)} & {*_NOT_PLAIN}:
+        row = next(row for row, entry in enumerate(entries) if isinstance(entry, _NOT_PLAIN))
+        raise DataError(f"{table.line(row)}: column {name!r} contains {quoted(entries[row])}; write a text or a number")
+    return entries
 
 
 def read_groups(table: LabelTable, column: str) -> list[str]:
@@ -305,7 +319,7 @@ def read_labels(table: LabelTable, config: DataConfig, *, exclude: set[str]) -> 
     lists = as_lists(table, name, entries, config)
     if lists is None:
         only_choice = config.label_column is not None or len(table.columns) <= len(exclude) + 1
-        return _single(table, name, entries, note="" if only_choice else f"Labels are read from column {name!r}.")
+        return _single(table, name, note="" if only_choice else f"Labels are read from column {name!r}.")
     rows, note = lists
     classes = tuple(sorted({label for labels in rows for label in labels}, key=natural))
     number = {label: i for i, label in enumerate(classes)}
@@ -385,8 +399,8 @@ def label_column(table: LabelTable, exclude: set[str]) -> str:
     )
 
 
-def _single(table: LabelTable, name: str, entries: Sequence[Any], *, note: str) -> Labels:
-    labels = _words(entries)
+def _single(table: LabelTable, name: str, *, note: str) -> Labels:
+    labels = _words(plain_entries(table, name))
     different = set(labels)
     if missing := {text for text in different if text.lower() in MISSING}:
         row = next(row for row, text in enumerate(labels) if text in missing)
@@ -431,6 +445,10 @@ def as_lists(
             if not isinstance(entry, list) and _word(entry).lower() not in MISSING:
                 raise DataError(
                     f"{table.line(row)}: column {name!r} contains {quoted(entry)}, but lists in other rows; make it a list"
+                )
+            if isinstance(entry, list) and any(isinstance(label, _NOT_PLAIN) for label in entry):
+                raise DataError(
+                    f"{table.line(row)}: column {name!r} contains {quoted(entry)}; write a list of texts or numbers"
                 )
         rows = [[_word(label) for label in entry] if isinstance(entry, list) else [] for entry in entries]
         return rows, f"Column {name!r} has lists of labels."

@@ -115,7 +115,7 @@ def _read_index(path: Path) -> TarIndex:
                 elif extension.lower() in texts and member.size <= _LABEL_BYTES:
                     texts[extension.lower()][key] = _text(tar.extractfile(member), f"{path}: {name}")
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
+        raise DataError(f"{path}: cannot be read ({error.strerror or error}); replace or remove it") from None
     except (tarfile.TarError, *DAMAGE) as error:
         raise DataError(
             f"{path}: not readable as an uncompressed tar ({error}); unpack it, or pack it again without compression"
@@ -260,8 +260,10 @@ def expanded(pattern: str) -> list[str]:
     numbers = re.fullmatch(r"(\d{1,18})\.\.(\d{1,18})", inside)
     if numbers:
         first, last = int(numbers[1]), int(numbers[2])
-        if not first <= last < first + _LIMIT:
+        if last < first:
             raise DataError(f"{pattern}: {{{inside}}} must increase; write {{000..009}}")
+        if last >= first + _LIMIT:
+            raise DataError(f"{pattern}: {{{inside}}} has more than {_LIMIT:,} shards; correct the pattern")
         choices = [str(number).zfill(len(numbers[1])) for number in range(first, last + 1)]
     elif "," in inside:
         choices = inside.split(",")
