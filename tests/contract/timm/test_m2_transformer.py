@@ -20,8 +20,9 @@ TINY |= {"positions": 16, "dropout": 0.0}
 #: grafts for the encoder only, because the decoder is causal
 AVERAGING = ["vertical + cb(at=both)", "horizontal + cb_s(init=1, position=front)"]
 REFUSED = {
-    "bisa": "memory slots, which are no tokens",
-    "bisa@decoder.0": "must not see later ones, but the softmax over queries does",
+    "bisa@encoder": "memory slots, which are no tokens",
+    "bisa": "must not see later ones, but the softmax over queries does",
+    "ghost@encoder": "its queries and keys are different tokens",
     "cb": "must not see later ones, but this graft averages over all",
 }
 
@@ -34,7 +35,7 @@ class TestM2Transformer(HostContract):
     specs: ClassVar = [
         *AVERAGING,
         "horizontal + vertical",
-        "ghost@encoder",
+        "uniform_heads",
         "toy_flatten + toy_scale(start=0.5, stage=heads)",
         "toy_scale(start=0.5, stage='attn.end') + toy_scale(start=0.5, stage='mlp.mid')",
         *REFUSED,

@@ -5,8 +5,8 @@
     s = norm(x + attention(x));  c_l = norm(s + attention(s, level l));  g_l = sigmoid(linear_l([s, c_l]))          decoder
     x = sum_l g_l c_l / L^0.5;  x = norm(x + mlp(x))
 
-Source: M. Cornia et al., "Meshed-Memory Transformer for Image Captioning", 2020, and its code. The memory of each attention in
-the encoder consists of learned keys and values. One attention module per decoder layer reads all levels.
+Source: M. Cornia et al., "Meshed-Memory Transformer for Image Captioning", 2020, and its code. The memory of each attention
+in the encoder consists of learned keys and values. One cross-attention per decoder layer reads all levels.
 """
 
 import re
