@@ -20,7 +20,6 @@ TINY |= {"positions": 16, "dropout": 0.0}
 #: grafts for the encoder only, because the decoder is causal
 AVERAGING = ["vertical + cb(at=both)", "horizontal + cb_s(init=1, position=front)"]
 REFUSED = {
-    "bisa@encoder": "memory slots, which are no tokens",
     "bisa": "must not see later ones, but the softmax over queries does",
     "ghost@encoder": "its queries and keys are different tokens",
     "cb": "must not see later ones, but this graft averages over all",
@@ -69,6 +68,11 @@ def test_it_compiles_and_exports_with_grafts() -> None:
     attngraft.graft(model, "cb@encoder")
     with pytest.raises(attngraft.AttngraftError, match="with a padding mask"):  # a later image may have fewer regions
         check_export(model)
+
+
+def test_bisa_needs_attention_without_memory() -> None:
+    with pytest.raises(attngraft.AttngraftError, match="the sites there lack it: its keys include memory slots"):
+        attngraft.graft(TestM2Transformer().make_again(), "bisa@encoder")
 
 
 @torch.no_grad()
