@@ -45,7 +45,7 @@ class TestM2Transformer(HostContract):
     extras: ClassVar[dict[str, Any]] = {"depth": 2}
 
     def make(self) -> nn.Module:
-        return stir(timm.create_model("m2_transformer", **TINY, **self.extras), lambda *_: True)
+        return stir(timm.create_model("m2_transformer", **{**TINY, **self.extras}), lambda *_: True)
 
 
 @pytest.mark.slow

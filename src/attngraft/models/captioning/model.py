@@ -48,8 +48,8 @@ class Attention(translation.Attention):
         k, v = super().keys_values(x, past)
         if not self.slots:
             return k, v
-        memory_k = self.split(self.memory_k * self.scale**-1).expand(len(x), -1, -1, -1)
-        memory_v = self.split(self.memory_v * self.slots**0.5).expand(len(x), -1, -1, -1)
+        memory_k = self.split(self.memory_k * self.scale**-1).expand(x.shape[0], -1, -1, -1)
+        memory_v = self.split(self.memory_v * self.slots**0.5).expand(x.shape[0], -1, -1, -1)
         return torch.cat([k, memory_k.to(k.dtype)], dim=2), torch.cat([v, memory_v.to(v.dtype)], dim=2)
 
 
@@ -114,7 +114,7 @@ class DecoderLayer(nn.Module):
             other = self.cross_attn.keys_values(memory)
             if captions is not None:
                 other = (_of_captions(other[0], captions, count), _of_captions(other[1], captions, count))
-        images = len(other[0]) // count
+        images = other[0].shape[0] // count
         queries = x.unflatten(0, (images, -1)).flatten(1, 2)  # the rows of an image are queries of one sequence
         queries = queries.unsqueeze(1).expand(-1, count, -1, -1).flatten(0, 1)
         attended, _ = self.cross_attn(queries, memory, bias=level_bias, past=other)
@@ -269,7 +269,7 @@ class M2Transformer(nn.Module):
         earlier = cache[0].shape[1] if cache else 0
         length = earlier + ids.shape[1]
         self._check_length(length, "ids")
-        if len(ids) % len(levels) if captions is None else captions.shape != ids.shape[:1]:
+        if ids.shape[0] % levels.shape[0] if captions is None else captions.shape != ids.shape[:1]:
             given = "no captions" if captions is None else f"captions of shape {tuple(captions.shape)}"
             raise UsageError(
                 f"ids has {len(ids)} rows for {len(levels)} images and {given}; pass captions, the image of each row"
