@@ -21,7 +21,7 @@ from tests.contract.torchvision import test_swin as torchvision_swin
 from tests.contract.torchvision import test_vit as torchvision_vit
 
 #: models whose forward depends on values of its arguments, such as masks, and cannot be traced
-UNTRACEABLE = ("TestBixtPoints", "TestGemma4", "TestHiera", "TestMtTransformer")
+UNTRACEABLE = ("TestBixtPoints", "TestGemma4", "TestHiera", "TestM2Transformer", "TestMtTransformer")
 
 
 def make(contract: type[HostContract], spec: str) -> tuple[nn.Module, Tensor]:

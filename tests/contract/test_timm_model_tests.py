@@ -32,8 +32,8 @@ OF_TOKENS = {**EVERY, **_INTERMEDIATES, "default_cfgs_non_std": 1}
 
 
 def is_ours(name: str) -> bool:
-    """Whether attngraft registered the model `name`, other than transformers' models and those of text or points."""
-    others = ("transformers_classifier", "mt_transformer", *registration.MODELS)
+    """Whether attngraft registered the model `name` for images, and it is not one of transformers' models."""
+    others = ("transformers_classifier", "mt_transformer", "m2_transformer", *registration.MODELS)
     return timm.models.model_entrypoint(name).__module__.startswith("attngraft.") and name not in others
 
 

@@ -52,6 +52,7 @@ PACKAGES: Mapping[str, Package] = {
             "elsa.swin": "models.elsa.host",
             "elsa.volo": "models.elsa.host",
             "translation": "models.translation.host",
+            "captioning": "models.captioning.host",
             "points": "models.points.host",
         },
         always=False,

@@ -33,6 +33,7 @@ IN_FOLDERS = ("checkpoints/best.safetensors", "checkpoints/last.pt", "model.safe
 #: class whose parameters have the names of the authors' checkpoints -> name of an example model
 OFFICIAL = {
     "attngraft.models.bixt.model.BiXT": "bixt_ti_l64_p16",
+    "attngraft.models.captioning.model.M2Transformer": "m2_transformer",
     "attngraft.models.elsa.swin.ElsaSwin": "elsa_swin_tiny",
     "attngraft.models.elsa.volo.ElsaVolo": "elsa_volo_d1",
     "attngraft.models.t2t_vit.T2TViT": "t2t_vit_14",
@@ -168,7 +169,7 @@ def load_official(model: nn.Module, path: str | os.PathLike[str], *, new_head: b
     tensor may be left over.
 
     Args:
-        model: a BiXT, ELSA-Swin, ELSA-VOLO, T2T-ViT, or timm's VOLO, without grafts.
+        model: a BiXT, ELSA-Swin, ELSA-VOLO, T2T-ViT, M2 captioner, or timm's VOLO, without grafts.
         new_head: keep a new head for another number of classes.
 
     Raises:
