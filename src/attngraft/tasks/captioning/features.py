@@ -63,7 +63,7 @@ class FeatureFile:
             self._keys = {name.removesuffix(ENDING) for name in file if name.endswith(ENDING)}
             host, pretrained = file.attrs.get(HOST), file.attrs.get(PRETRAINED)
         self.host = host if isinstance(host, str) else None
-        self.pretrained = None if self.host is None or pretrained is None else bool(pretrained)
+        self.pretrained = bool(pretrained) if isinstance(pretrained, bool | np.bool_) else None
         if not self._keys:
             raise DataError(
                 f"{path}: contains no <image>{ENDING}; give a file of features, see attngraft features --help"
@@ -84,7 +84,7 @@ class FeatureFile:
     def digest(self) -> str:
         """A digest that changes when the file changes: of its size, the host and the keys."""
         facts = [str(self.path.stat().st_size), str(self.host), str(self.channels), *sorted(self._keys)]
-        return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+        return hashlib.sha256("\n".join(facts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
     def key(self, images: CaptionedImages, index: int) -> str | None:
         """Return the key of an image: COCO's id, or the longest end of its path that is a key; None if there is none."""
