@@ -20,7 +20,7 @@ import numpy as np
 
 from attngraft.errors import AttngraftError, ConfigError, DataError
 from attngraft.files import user_path
-from attngraft.opening import DAMAGE, access_errors, check_regular, check_unpacked
+from attngraft.opening import DAMAGE, access_errors, check_unpacked, open_regular
 from attngraft.suggest import cut, shortened
 from attngraft.tasks.captioning.config import CaptioningConfig
 from attngraft.tasks.captioning.source import CaptionedImages, CaptionSource
@@ -167,8 +167,8 @@ def open_hdf5(path: Path, mode: str = "r") -> Any:
         import h5py
     except ImportError:
         raise ConfigError(f"{path}: requires h5py; run pip install 'attngraft[captioning]'") from None
-    if mode == "r":
-        check_regular(path)
+    if mode == "r":  # by its descriptor: HDF5 itself would take a file that was replaced for the one that it has open
+        return h5py.File(open_regular(path), mode)
     return h5py.File(path, mode)
 
 
