@@ -158,7 +158,7 @@ def test_failed_attempts_to_download_are_shown_on_request_only(
         assert logging.getLogger(name).isEnabledFor(logging.ERROR)
 
 
-@pytest.mark.parametrize("verb", ["compare", "train", "eval", "convert", "plan", "paper", "list", "doctor"])
+@pytest.mark.parametrize("verb", ["compare", "train", "eval", "features", "convert", "plan", "paper", "list", "doctor"])
 def test_help_has_examples(capsys: pytest.CaptureFixture[str], verb: str) -> None:
     assert run([verb, "--help"]) == 0
     assert f"attngraft {verb}" in capsys.readouterr().out

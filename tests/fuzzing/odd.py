@@ -232,6 +232,35 @@ def odd_npz(name: str, *keys: str) -> Callable[[Mapping[str, bytes]], st.SearchS
     return with_valid
 
 
+def odd_features(valid: Mapping[str, bytes]) -> st.SearchStrategy[Files]:
+    """An HDF5 file in which some arrays or attributes are others, or missing."""
+    import h5py
+
+    with h5py.File(io.BytesIO(valid["x.h5"])) as file:
+        present = {name: file[name][()] for name in file}
+
+    @st.composite
+    def odd(draw: st.DrawFn) -> Files:
+        stream = io.BytesIO()
+        with h5py.File(stream, "w") as file:
+            for name in draw(st.lists(st.sampled_from(["host", "pretrained"]), max_size=2, unique=True)):
+                file.attrs[name] = draw(st.sampled_from(["vit", True, 3, b"x", 0.5, [1, 2], np.nan]))
+            for name, array in present.items():
+                kind = draw(st.sampled_from(["same"] * 12 + ["gone", "new", "link", "group"]))
+                if kind == "same":
+                    file[name] = array
+                elif kind == "new":
+                    shape = draw(arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=6))
+                    file[name] = np.zeros(shape, draw(st.sampled_from(["f2", "f4", "f8", "i4", "?", "S3", "c8"])))
+                elif kind == "link":
+                    file[name] = h5py.SoftLink(draw(st.sampled_from(["/", "/x", f"/{name}"])))
+                elif kind == "group":
+                    file.create_group(name)
+        return {"x.h5": stream.getvalue()}
+
+    return odd()
+
+
 def zipped(members: Mapping[str, bytes], ending: str = ".npy") -> bytes:
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as archive:

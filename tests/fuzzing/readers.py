@@ -33,6 +33,9 @@ from attngraft.study import Tools, compare
 from attngraft.study.config import read_study_file, study_from_dict
 from attngraft.study.predictions import open_predictions, read_statistics
 from attngraft.study.verify import verify
+from attngraft.tasks.captioning.config import CaptionDataConfig
+from attngraft.tasks.captioning.features import FeatureFile
+from attngraft.tasks.captioning.source import open_captions
 from attngraft.tasks.detection.config import ObjectDataConfig
 from attngraft.tasks.detection.facts import read_facts
 from attngraft.tasks.detection.source import open_objects
@@ -50,6 +53,7 @@ from tests.fuzzing.odd import (
     TREE,
     Files,
     odd_clouds,
+    odd_features,
     odd_grafts,
     odd_json,
     odd_json_lines,
@@ -66,6 +70,7 @@ from tests.fuzzing.odd import (
 )
 from tests.grafting.test_apply import tiny_vit
 from tests.study.test_end_to_end import tiny
+from tests.tasks.captioning import pictures
 from tests.tasks.detection.scenes import write_coco as write_object_coco
 from tests.tasks.detection.scenes import write_masks as write_object_masks
 from tests.tasks.detection.scenes import write_voc, write_yolo
@@ -235,6 +240,31 @@ def read_objects(folder: Path) -> Any:
     return source.classes, source.category_ids, source.masks, source.notes, facts, objects
 
 
+def write_captions(name: str) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        pictures.WRITERS[Path(name).suffix[1:]](folder)
+        (folder / f"captions_train{Path(name).suffix}").rename(folder / name)
+
+    return write
+
+
+def read_captions(source: Path) -> Any:
+    found = open_captions(CaptionDataConfig(source=str(source)))
+    return found.parts(), found.notes, found.origin
+
+
+def read_features(folder: Path) -> Any:
+    found, source = FeatureFile(folder / "x.h5"), open_captions(CaptionDataConfig(source=str(folder)))
+    found.check(source)
+    parts = source.parts().values()
+    return found.host, found.pretrained, [found.rows(images, i) for images in parts for i in range(len(images))]
+
+
+def write_feature_file(folder: Path) -> None:
+    pictures.write_jsonl(folder)
+    pictures.write_features(folder / "x.h5", host="vit", pretrained=True)
+
+
 def write_split(folder: Path) -> None:
     make_folder(folder / "data", TREE)
     lines = [f"{path},{'train' if i % 2 else 'val'}\n" for i, path in enumerate(PATHS)]
@@ -395,6 +425,29 @@ READERS: dict[str, Reader] = {
     "voc": Reader(
         write=write_voc, read=read_objects, files=["Annotations/*.xml", "ImageSets/Main/*.txt"], odd=odd_words
     ),
+    "caption jsonl": Reader(
+        write=write_captions("x.jsonl"),
+        read=lambda folder: read_captions(folder / "x.jsonl"),
+        files=["x.jsonl"],
+        odd=odd_json_lines,
+    ),
+    "caption csv": Reader(
+        write=write_captions("x.csv"),
+        read=lambda folder: read_captions(folder / "x.csv"),
+        files=["x.csv"],
+        odd=odd_text("x.csv", ","),
+    ),
+    "coco captions": Reader(
+        write=pictures.write_coco,
+        read=read_captions,
+        files=["annotations/*.json"],
+        odd=odd_json("annotations/captions_train2014.json"),
+    ),
+    "karpathy": Reader(
+        write=pictures.write_karpathy, read=read_captions, files=["*.json"], odd=odd_json("dataset_tiny.json")
+    ),
+    "flickr captions": Reader(write=pictures.write_flickr, read=read_captions, files=["*.txt"], odd=odd_words),
+    "features": Reader(write=write_feature_file, read=read_features, files=["x.h5"], odd=odd_features),
     "split file": Reader(write=write_split, read=read_divided, files=["split.csv"], odd=odd_text("split.csv", ",")),
     "recipe": Reader(
         write=write_recipe,

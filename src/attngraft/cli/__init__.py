@@ -24,6 +24,7 @@ from attngraft.cli.doctor import doctor
 from attngraft.cli.evaluate import evaluate
 from attngraft.cli.explore import explore
 from attngraft.cli.export import export
+from attngraft.cli.features import features
 from attngraft.cli.list import list_command
 from attngraft.cli.output import TerminalFormatter, announce_imports, echo
 from attngraft.cli.paper import paper
@@ -94,13 +95,23 @@ _VERBS: dict[str, Callable[..., None]] = {
     "explore": explore,
     "export": export,
     "predict": predict,
+    "features": features,
     "convert": convert,
     "plan": plan,
     "paper": paper,
     "list": list_command,
     "doctor": doctor,
 }
-_SLOW = {"compare", "train", "eval", "analyze", "explore", "export", "predict"}  #: take longer than loading PyTorch
+_SLOW = {
+    "compare",
+    "train",
+    "eval",
+    "analyze",
+    "explore",
+    "export",
+    "predict",
+    "features",
+}  #: take longer than loading PyTorch
 for _verb, _function in _VERBS.items():
     app.command(_verb)(_with_exit_codes(_function, slow=_verb in _SLOW))
 

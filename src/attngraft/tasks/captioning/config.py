@@ -1,0 +1,73 @@
+"""The recipe's `task` section for captioning."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from attngraft.strict import FieldError, require
+from attngraft.tasks.images.config import DataConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptionDataConfig:
+    """Images and their captions, and their split into training, validation and test.
+
+    Without captions for validation, a random part of the training images is used. A file `dataset_*.json` of Karpathy in
+    the folder assigns the images to training, validation and test.
+    """
+
+    source: str  #: a folder with captions of COCO or Flickr, or with captions_train.jsonl, ...; or one file of captions
+    #: folder of the images, relative to the source; null: SPLIT, images/SPLIT, images, Images, or beside the captions
+    images: str | None = None
+    val_fraction: float | None = None  #: fraction of the training images to use for validation, chosen at random
+    split_seed: int = 0  #: seed of the random split; independent of the run's seed, so all runs share one split
+    split_file: str | None = None  #: Karpathy's dataset_*.json, or a saved split; used instead of other splits
+    folds: int | None = None  #: number of folds of cross-validation, set by `attngraft compare --folds`
+    fold: int | None = None  #: fold used for validation, from 0; the other folds are used for training
+
+    def __post_init__(self) -> None:
+        if not self.source.strip():
+            raise FieldError(
+                "source", "is empty; give a folder with captions, or a .json, .jsonl or .csv file of captions"
+            )
+        self.as_images()  # checks the split
+        karpathy = self.split_file is not None and self.split_file.endswith(".json")
+        require(self, "folds", self.folds is None or not karpathy, "cannot be combined with a split file of Karpathy")
+
+    def as_images(self) -> DataConfig:
+        """Return the settings of the split."""
+        names = ("source", "val_fraction", "split_seed", "split_file", "folds", "fold")
+        return DataConfig(**{name: getattr(self, name) for name in names})
+
+
+@dataclass(frozen=True, kw_only=True)
+class VocabularyConfig:
+    """The words that captions are written with."""
+
+    min_count: int = 5  #: rarer words become <unk>
+    validation: bool = True  #: whether words of validation captions count, as in the meshed-memory transformer
+
+    def __post_init__(self) -> None:
+        require(self, "min_count", self.min_count >= 1, "must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptionMetricsConfig:
+    """The primary metric."""
+
+    primary: Literal["cider", "bleu4", "bleu1", "rouge_l", "loss"] = "cider"  #: metric used to compare runs
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptioningConfig:
+    """The `task` section of a captioning recipe."""
+
+    data: CaptionDataConfig
+    #: HDF5 file of features, of a detector or of `attngraft features`; null: features.h5 or features.hdf5 in the source
+    features: str | None = None
+    vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
+    max_length: int = 20  #: largest number of tokens of a caption, with its end; longer training captions are cut
+    metrics: CaptionMetricsConfig = field(default_factory=CaptionMetricsConfig)
+
+    def __post_init__(self) -> None:
+        require(self, "max_length", self.max_length >= 2, "must be at least 2")
+        require(self, "features", self.features is None or bool(self.features.strip()), "must name a file")

@@ -1,0 +1,209 @@
+"""Features of images in HDF5 files: regions of a detector, or the grid of a host.
+
+    <key>_features  (R, C)  rows of the image `key`: COCO's id, or the image's path with `%` codes for special characters
+
+`attngraft features` writes such files (`extraction`), with the host as an attribute; the meshed-memory transformer's
+`coco_detections.hdf5` has the 2,048 channels of up to 50 or more regions, most confident first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from attngraft.errors import AttngraftError, ConfigError, DataError
+from attngraft.files import user_path
+from attngraft.opening import DAMAGE, access_errors, check_unpacked, open_regular
+from attngraft.suggest import cut, shortened
+from attngraft.tasks.captioning.config import CaptioningConfig
+from attngraft.tasks.captioning.source import CaptionedImages, CaptionSource
+
+ENDING = "_features"
+HOST, PRETRAINED = "host", "pretrained"  #: attributes of our own files
+REGIONS = 50  #: most regions of a detector that are used
+
+_USUAL = ("features.h5", "features.hdf5")
+_LISTED = 5  #: most names in a message
+
+
+def key_of(path: str) -> str:
+    """Return the key of an image's path, in which no character has a meaning to HDF5."""
+    return quote(path.replace(os.sep, "/"), safe="", errors="surrogateescape")
+
+
+class FeatureFile:
+    """An open file of features; each process that reads it opens it once.
+
+    Args:
+        path: the file.
+
+    Attributes:
+        host: name of the host that computed the features; None for another file, such as of a detector.
+        pretrained: whether that host had trained weights; None if unknown.
+        channels: number of channels of all features.
+
+    Raises:
+        DataError: the file is missing, damaged, or has no features.
+        ConfigError: h5py is not installed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: Any = None
+        self._process = -1
+        with _reading(path):
+            file = self._opened()
+            self._keys = {name.removesuffix(ENDING) for name in file if name.endswith(ENDING)}
+            host, pretrained = file.attrs.get(HOST), file.attrs.get(PRETRAINED)
+        self.host = host if isinstance(host, str) else None
+        self.pretrained = bool(pretrained) if isinstance(pretrained, bool | np.bool_) else None
+        if not self._keys:
+            raise DataError(
+                f"{path}: contains no <image>{ENDING}; give a file of features, see attngraft features --help"
+            )
+        first = min(self._keys)
+        self.channels = self._read(first, first).shape[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_file": None, "_process": -1}
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._keys
+
+    @property
+    def digest(self) -> str:
+        """A digest that changes when the file changes: of its size, the host and the keys."""
+        facts = [str(self.path.stat().st_size), str(self.host), str(self.channels), *sorted(self._keys)]
+        return hashlib.sha256("\n".join(facts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+    def key(self, images: CaptionedImages, index: int) -> str | None:
+        """Return the key of an image: COCO's id, or the longest end of its path that is a key; None if there is none."""
+        number = images.keys[index]
+        if number is not None and str(number) in self._keys:
+            return str(number)
+        parts = images.images[index].parts
+        ends = ["/".join(parts[start:]) for start in range(len(parts))]
+        return next((key for end in (images.names[index], *ends) if (key := key_of(end)) in self._keys), None)
+
+    def check(self, source: CaptionSource) -> None:
+        """Check that all images have features.
+
+        Raises:
+            DataError: some have none; the message names the first of them.
+        """
+        for images in source.parts().values():
+            missing = [images.names[i] for i in range(len(images)) if self.key(images, i) is None]
+            if missing:
+                place = images.places[images.names.index(missing[0])]
+                raise DataError(
+                    f"{self.path}: has no features of {len(missing)} of {len(images)} images "
+                    f"({shortened(map(cut, missing), _LISTED)}; {place}); add them with attngraft features IMAGES --out "
+                    f"{self.path}, or remove their captions"
+                )
+
+    def rows(self, images: CaptionedImages, index: int) -> np.ndarray:
+        """Return the rows of an image, (R, C) float32: all of a host's grid, at most 50 of a detector.
+
+        Raises:
+            DataError: the image has none, or they have another form.
+        """
+        key = self.key(images, index)
+        if key is None:
+            raise DataError(f"{self.path}: has no features of {images.names[index]}; add them, or remove its captions")
+        return self._read(key, images.names[index])
+
+    def _read(self, key: str, name: str) -> np.ndarray:
+        import h5py
+
+        entry, what = f"{key}{ENDING}", f"{self.path}: {key}{ENDING}"
+        with _reading(self.path, entry):
+            file = self._opened()
+            inside = isinstance(file.get(entry, getlink=True), h5py.HardLink)  # a link is not followed
+            dataset = file[entry] if inside else None
+            if not isinstance(dataset, h5py.Dataset) or dataset.shape is None or dataset.external or dataset.is_virtual:
+                raise DataError(f"{what} is not an array in this file; write the array itself into it")
+            shape, kind = dataset.shape, dataset.dtype.kind
+            if len(shape) != 2 or min(shape) < 1 or kind != "f":
+                raise DataError(
+                    f"{what} of {cut(name)} must be floats (regions, channels), got {dataset.dtype} {shape}; "
+                    "write them again"
+                )
+            if shape[1] != getattr(self, "channels", shape[1]):
+                raise DataError(
+                    f"{what} of {cut(name)} has {shape[1]} channels, but other images {self.channels}; compute all features "
+                    "with the same model"
+                )
+            check_unpacked(self.path, dataset.size * dataset.dtype.itemsize, self.path.stat().st_size)
+            rows: np.ndarray = dataset[: None if self.host is not None else REGIONS].astype(np.float32)
+        if not np.isfinite(rows).all():
+            raise DataError(f"{what} of {cut(name)} contains numbers that are not finite; compute it again")
+        return rows
+
+    def _opened(self) -> Any:
+        """Return the open file; a forked process must not share it with its parent."""
+        if self._file is None or self._process != os.getpid():
+            self._file, self._process = open_hdf5(self.path), os.getpid()
+        return self._file
+
+
+def open_hdf5(path: Path, mode: str = "r") -> Any:
+    """Open an HDF5 file.
+
+    Raises:
+        ConfigError: h5py is not installed.
+        OSError: the file cannot be opened.
+    """
+    try:
+        import h5py
+    except ImportError:
+        raise ConfigError(f"{path}: requires h5py; run pip install 'attngraft[captioning]'") from None
+    if mode == "r":  # by its descriptor: HDF5 itself would take a file that was replaced for the one that it has open
+        return h5py.File(open_regular(path), mode)
+    return h5py.File(path, mode)
+
+
+@contextmanager
+def _reading(path: Path, entry: str = "") -> Iterator[None]:
+    """Convert errors of damaged files, which h5py raises as of many classes, to `DataError`."""
+    try:
+        yield
+    except AttngraftError:
+        raise
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; write it with attngraft features IMAGES --out {path}") from None
+    except DAMAGE as error:
+        where = f"{path}: {entry}" if entry else str(path)
+        raise DataError(f"{where}: cannot be read as features in HDF5 ({cut(str(error))}); write it again") from None
+
+
+@access_errors()
+def open_features(config: CaptioningConfig, source: CaptionSource) -> FeatureFile:
+    """Open the features of the images of a source, and check that every image has some.
+
+    Raises:
+        DataError: see `FeatureFile` and `FeatureFile.check`.
+    """
+    if config.features is not None:
+        path = user_path(config.features)
+    else:
+        where = Path(source.where)
+        folder = where if where.is_dir() else where.parent
+        path = next((folder / name for name in _USUAL if (folder / name).is_file()), folder / _USUAL[0])
+    if config.features is None and not path.is_file():
+        raise DataError(
+            f"{path}: no features of the images; compute them with attngraft features IMAGES --host timm:resnet50 "
+            f"--pretrained --out {path}, or name a file with --set task.features=FILE"
+        )
+    file = FeatureFile(path)
+    file.check(source)
+    return file

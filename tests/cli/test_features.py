@@ -1,0 +1,118 @@
+"""`attngraft features` as a user types it: what is computed, kept and refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import timm
+import torch
+
+from attngraft.tasks.captioning import extraction
+from attngraft.tasks.captioning.features import FeatureFile
+from tests.cli.test_export import run
+from tests.tasks.images.datasets import picture
+
+HOST = ["--host", "timm:vit_tiny_patch16_224"]
+ARGS = ["img_size=32", "depth=1", "embed_dim=24", "num_heads=3", "num_classes=0"]
+HOST += [f"--host-arg={each}" for each in ARGS]
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    folder = tmp_path / "photos"
+    (folder / "b c").mkdir(parents=True)
+    for number, name in enumerate(("a.png", "b c/1.png", "b c/2.png")):
+        picture(number).save(folder / name)
+    return folder
+
+
+def rows(path: Path) -> dict[str, np.ndarray]:
+    with h5py.File(path) as file:
+        return {name: file[name][()] for name in file}
+
+
+def test_features_are_rows_of_the_grid(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "new/features.h5"
+    assert run("features", photos, "--out", out, *HOST, "--device", "cpu") == 0
+    shown = capsys.readouterr()
+    assert f"{out}  3 images new, 0 kept" in shown.out and "random weights" in shown.err
+    found = rows(out)
+    assert {name: each.shape for name, each in found.items()} == {
+        f"{name}_features": (4, 24) for name in ("a.png", "b%20c%2F1.png", "b%20c%2F2.png")
+    }
+    file = FeatureFile(out)
+    assert (file.host, file.pretrained, file.channels) == ("timm:vit_tiny_patch16_224", False, 24)
+    assert list(out.parent.iterdir()) == [out]
+
+
+def test_only_missing_images_are_computed(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "features.h5"
+    options = ["features", photos, "--out", out, *HOST, "--batch", 1, "--device", "cpu"]
+    whole = extraction.grid_features
+    calls: list[int] = []
+
+    def interrupted(model: torch.nn.Module, images: torch.Tensor) -> torch.Tensor:
+        calls.append(len(images))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return whole(model, images)
+
+    monkeypatch.setattr(extraction, "grid_features", interrupted)
+    assert run(*options) == 130
+    assert f"interrupted: finished images are in {out}; run the same command again" in capsys.readouterr().err
+    first = rows(out)
+    assert len(first) == 1
+    assert run(*options) == 0
+    assert "2 images new, 1 kept" in capsys.readouterr().out and calls == [1, 1, 1, 1]
+    found = rows(out)
+    assert len(found) == 3
+    for name, each in first.items():
+        np.testing.assert_array_equal(found[name], each)
+
+
+def test_weights_are_loaded_and_named(photos: Path, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    arguments: dict[str, Any] = {"img_size": 32, "depth": 1, "embed_dim": 24, "num_heads": 3, "num_classes": 0}
+    model = timm.create_model("vit_tiny_patch16_224", **arguments).eval()
+    torch.save(model.state_dict(), tmp_path / "own.pth")
+    out = tmp_path / "features.h5"
+    options = ["--weights", tmp_path / "own.pth", "--device", "cpu"]
+    assert run("features", photos, "--out", out, *HOST, *options) == 0
+    file = FeatureFile(out)
+    assert (file.host, file.pretrained) == ("timm:vit_tiny_patch16_224 own.pth", True)
+    pixels = torch.zeros(1, 3, 32, 32)
+    with torch.inference_mode():
+        torch.testing.assert_close(extraction.grid_features(model, pixels), model.forward_features(pixels)[:, 1:])
+
+
+def test_what_cannot_be_done_is_refused(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "features.h5"
+    (tmp_path / "empty").mkdir()
+    for arguments, message in (
+        ([photos, "--pretrained", "--weights", "x.pth"], "--pretrained and --weights both select"),
+        ([tmp_path / "none"], "no such folder; give the folder of the images"),
+        ([tmp_path / "empty"], "no images in this folder or below it"),
+    ):
+        assert run("features", *arguments, "--out", out, *HOST) == 2
+        assert message in capsys.readouterr().err
+    assert not out.exists()
+    out.write_text("no HDF5")
+    assert run("features", photos, "--out", out, *HOST) == 2
+    assert "cannot be read as features in HDF5" in capsys.readouterr().err
+    assert out.read_text() == "no HDF5" and len(list(tmp_path.iterdir())) == 3
+    out.unlink()
+    (photos / "b c/1.png").write_bytes(b"")
+    assert run("features", photos, "--out", out, *HOST, "--batch", 1, "--device", "cpu") == 2
+    assert "1.png: cannot be read as an image" in capsys.readouterr().err
+    assert rows(out).keys() == {"a.png_features"}
+    assert run("features", photos, "--out", out, *HOST[:-1], "--device", "cpu", "--host-arg=img_size=64") == 2
+    assert "--host-arg img_size is given twice" in capsys.readouterr().err
+    assert run("features", photos, "--out", out, "--host", "resnet18", "--device", "cpu") == 2
+    assert "has features with host=timm:vit_tiny_patch16_224, not resnet18; use another" in capsys.readouterr().err
+    assert rows(out).keys() == {"a.png_features"}
