@@ -1,0 +1,1 @@
+"""Captions of images: metrics, the reward of self-critical training, and baselines without a model."""
