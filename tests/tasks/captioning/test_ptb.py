@@ -9,7 +9,9 @@ from attngraft.tasks.captioning.ptb import tokenize
 #: written by the Java program, pycocoevalcap 1.2
 STANFORD = {
     "Don't they'll it's the dogs' bowl, isn't it?": "do n't they 'll it 's the dogs bowl is n't it",
-    "A man (in red) [blue] {green} <tag> stands.": "a man -lrb- in red -rrb- -lsb- blue -rsb- -lcb- green -rcb- <tag> stands",
+    "A man (in red) [blue] {green} <tag> stands.": (
+        "a man -lrb- in red -rrb- -lsb- blue -rsb- -lcb- green -rcb- <tag> stands"
+    ),
     'A sign says "STOP" and "GO".': "a sign says stop and go",
     "a well-known T-shirt -- and more - here": "a well-known t-shirt and more here",
     "It costs $3.88 (about 3,36 euros) at 5:30 p.m.": "it costs $ 3.88 -lrb- about 3,36 euros -rrb- at 5:30 p.m.",
