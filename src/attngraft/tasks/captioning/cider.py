@@ -93,6 +93,6 @@ def _similarity(hypothesis: Vectors, reference: Vectors) -> float:
     total = 0.0
     for own, other, norm, other_norm in zip(hypothesis[0], reference[0], hypothesis[1], reference[1], strict=True):
         if norm and other_norm:
-            shared = own.keys() & other.keys()
-            total += sum(min(own[gram], other[gram]) * other[gram] for gram in shared) / (norm * other_norm)
+            shared = ((value, other[gram]) for gram, value in own.items() if gram in other)
+            total += sum(min(first, second) * second for first, second in shared) / (norm * other_norm)
     return total

@@ -25,7 +25,7 @@ class Grams(NamedTuple):
     row: np.ndarray  #: (G,), index of the caption
     key: np.ndarray  #: (G,), packed n-gram
     order: np.ndarray  #: (G,), 0 to 3
-    count: np.ndarray  #: (G,)
+    times: np.ndarray  #: (G,), how often the caption contains it
 
 
 class CiderReward:
@@ -55,7 +55,7 @@ class CiderReward:
         self._unknown = np.log(max(number, 1))
         self._weights = self._unknown - np.log(np.bincount(in_documents, minlength=len(self._keys)))
 
-        values = grams.count * self._weights[gram]
+        values = grams.times * self._weights[gram]
         self._norms = _norms(grams, values, len(captions))
         places = image[grams.row] * len(self._keys) + gram
         sorting = np.argsort(places, kind="stable")
@@ -76,8 +76,8 @@ class CiderReward:
         gram = np.searchsorted(self._keys, grams.key)
         known = gram < len(self._keys)
         known[known] = self._keys[gram[known]] == grams.key[known]
-        values = grams.count * np.full(len(gram), self._unknown)
-        values[known] = grams.count[known] * self._weights[gram[known]]
+        values = grams.times * np.full(len(gram), self._unknown)
+        values[known] = grams.times[known] * self._weights[gram[known]]
         norms = _norms(grams, values, len(hypotheses))
 
         found = np.flatnonzero(known & (values > 0))
