@@ -1,0 +1,115 @@
+"""BLEU, ROUGE-L, CIDEr-D and METEOR of captions, as defined by COCO's evaluation.
+
+Scores are from 0 to 1, CIDEr-D from 0 to 10, on tokens of `ptb.tokenize`; tables print them times 100. All but METEOR are
+statistics over images, for confidence intervals.
+"""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from attngraft.results.measured import ClosedForm, MeanScore, Measured, Statistic
+from attngraft.tasks.captioning.cider import ORDERS, Frequencies, Tokens, cider_d, ngrams
+
+DOCUMENT_FREQUENCIES = "the document frequencies of CIDEr-D"
+_BETA = 1.2  #: weight of recall in ROUGE-L
+_TINY, _SMALL = 1e-15, 1e-9  #: added to counts by COCO's evaluation, so that BLEU without matches is nearly 0
+
+
+def measure(
+    hypotheses: Sequence[Tokens], references: Sequence[Sequence[Tokens]], *, frequencies: Frequencies | None = None
+) -> Measured:
+    """Return CIDEr-D, BLEU-1 to BLEU-4 and ROUGE-L of one caption for each image.
+
+    Resamples of images keep the document frequencies of CIDEr-D.
+
+    Args:
+        hypotheses: tokens of each caption.
+        references: tokens of one or more references for each caption.
+        frequencies: document frequencies of CIDEr-D; by default those of all `references`.
+    """
+    scores = cider_d(hypotheses, references, frequencies=frequencies)
+    counts = bleu_counts(hypotheses, references)
+    statistics: dict[str, Statistic] = {"cider": MeanScore(scores, held_fixed=DOCUMENT_FREQUENCIES)}
+    for order in range(1, ORDERS + 1):
+        statistics[f"bleu{order}"] = ClosedForm(counts, partial(bleu, order=order))
+    statistics["rouge_l"] = MeanScore(rouge_l(hypotheses, references))
+    return Measured(values={name: each.point for name, each in statistics.items()}, statistics=statistics)
+
+
+def bleu_counts(hypotheses: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> np.ndarray:
+    """Return what BLEU sums over images, (N, 10).
+
+    Lengths of the hypothesis and of the closest reference (the shorter of two), then correct and total n-grams of orders 1
+    to 4; an n-gram is correct at most as often as it occurs in one reference.
+    """
+    rows = np.zeros((len(hypotheses), 2 + 2 * ORDERS))
+    for row, hypothesis, captions in zip(rows, hypotheses, references, strict=True):
+        length = len(hypothesis)
+        row[0] = length
+        row[1] = min((abs(len(each) - length), len(each)) for each in captions)[1]
+        known = [ngrams(each) for each in captions]
+        for gram, count in ngrams(hypothesis).items():
+            row[1 + len(gram)] += min(count, max(each[gram] for each in known))
+        row[2 + ORDERS :] = np.maximum(length - np.arange(ORDERS), 0)
+    return rows
+
+
+def bleu(sums: np.ndarray, *, order: int = ORDERS) -> np.ndarray:
+    """Return BLEU (R,) up to an order from sums (R, 10) of `bleu_counts`."""
+    lengths, references = sums[:, 0], sums[:, 1]
+    precisions = (sums[:, 2 : 2 + order] + _TINY) / (sums[:, 2 + ORDERS : 2 + ORDERS + order] + _SMALL)
+    ratio = (lengths + _TINY) / (references + _SMALL)
+    penalty = np.exp(np.minimum(0.0, 1 - 1 / ratio))
+    return penalty * np.exp(np.log(precisions).mean(axis=1))
+
+
+def rouge_l(hypotheses: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> np.ndarray:
+    """Return ROUGE-L of each image, (N,).
+
+        (1 + beta^2) P R / (R + beta^2 P)
+
+    where P and R are the longest common subsequence over the lengths of hypothesis and reference, each the maximum over
+    the references by itself, and beta is 1.2.
+    """
+    scores = np.zeros(len(hypotheses))
+    for index, (hypothesis, captions) in enumerate(zip(hypotheses, references, strict=True)):
+        common = [_longest_common_subsequence(hypothesis, each) for each in captions]
+        if any(common):
+            precision = max(common) / len(hypothesis)
+            recall = max(length / max(len(each), 1) for length, each in zip(common, captions, strict=True))
+            scores[index] = (1 + _BETA**2) * precision * recall / (recall + _BETA**2 * precision)
+    return scores
+
+
+def _longest_common_subsequence(first: Tokens, second: Tokens) -> int:
+    lengths = [0] * (len(second) + 1)
+    for one in first:
+        diagonal = 0
+        for index, other in enumerate(second, start=1):
+            diagonal, lengths[index] = (
+                lengths[index],
+                diagonal + 1 if one == other else max(lengths[index], lengths[index - 1]),
+            )
+    return lengths[-1]
+
+
+def meteor(hypotheses: Sequence[Sequence[str]], references: Sequence[Sequence[Sequence[str]]]) -> float | str:
+    """Return METEOR 1.5 of all captions from its Java program, or why it was not computed.
+
+    It requires the extra `caption-java` and Java, and takes half a minute to load its table of paraphrases.
+    """
+    if shutil.which("java") is None:
+        return "METEOR: not computed (no Java)"
+    try:
+        program = importlib.import_module("pycocoevalcap.meteor.meteor")
+    except ImportError:
+        return "METEOR: not computed (run pip install 'attngraft[caption-java]')"
+    truth = {index: [" ".join(each) for each in captions] for index, captions in enumerate(references)}
+    score, _ = program.Meteor().compute_score(truth, {i: [" ".join(each)] for i, each in enumerate(hypotheses)})
+    return float(score)
