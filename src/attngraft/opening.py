@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import lzma
+import math
 import os
 import stat
 import struct
@@ -177,6 +178,39 @@ def open_npz(path: Path | str) -> Iterator["np.lib.npyio.NpzFile"]:
             for member in found.zip.infolist():  # type: ignore[union-attr]
                 _check_member(found.zip, member)  # type: ignore[arg-type]
             yield found
+
+
+def array_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, "np.dtype[Any]"]:
+    """Return shape, Fortran order and type of an array in the format .npy, of which only the header is read.
+
+    Raises:
+        DAMAGE: the header cannot be read.
+    """
+    import numpy as np
+
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"version {version[0]}.{version[1]}")
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    return read(file)
+
+
+def array_of(data: bytes) -> "np.ndarray":
+    """Return the array in the content of an .npy file.
+
+    Raises:
+        DAMAGE: it cannot be read, such as an array of objects, or one that is larger than the content.
+    """
+    import numpy as np
+
+    file = io.BytesIO(data)
+    shape, fortran, dtype = array_header(file)
+    count, start = math.prod(shape), file.tell()
+    if dtype.hasobject or min(shape, default=0) < 0:
+        raise ValueError(f"is {dtype} {shape}")
+    if count * dtype.itemsize > len(data) - start:
+        raise ValueError(f"declares {shape}, but is too short for it; the file is incomplete: save it again")
+    return np.frombuffer(data, dtype=dtype, count=count, offset=start).reshape(shape, order="F" if fortran else "C")
 
 
 def _check_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:

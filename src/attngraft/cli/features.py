@@ -40,7 +40,7 @@ def features(
     """
     from attngraft.devices import accelerator_device, use_device
     from attngraft.files import check_output, shown_size
-    from attngraft.models.create import create_model
+    from attngraft.tasks.captioning.encoder import EncoderConfig
     from attngraft.tasks.captioning.extraction import write_features
     from attngraft.tasks.images.sources.folder import list_folder
     from attngraft.tasks.images.sources.listing import natural
@@ -55,19 +55,18 @@ def features(
         files = {name: images / name for name in sorted(list_folder(images).files, key=natural)}
         if not files:
             raise UsageError(f"{images}: no images in this folder or below it")
-        model = create_model(
-            host, pretrained=pretrained, weights=weights, **assignments(host_arg or [], option="--host-arg")
+        config = EncoderConfig(
+            name=host,
+            args=assignments(host_arg or [], option="--host-arg"),
+            pretrained=pretrained,
+            weights=None if weights is None else str(weights),
         )
-        trained = pretrained or weights is not None
-        name = f"{host}{f' {weights.name}' if weights is not None else ''}"
         try:
-            new, kept = write_features(
-                model, files, out, host=name, pretrained=trained, batch=batch, device=accelerator_device()
-            )
+            new, kept = write_features(config, files, out, batch=batch, device=accelerator_device())
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
                 f"finished images are in {out}; run the same command again for the others"
             ) from None
     echo(f"{out}  {new} images new, {kept} kept  {shown_size(out.stat().st_size)}")
-    if not trained:
+    if not config.trained:
         echo("The host has random weights; use --pretrained or --weights FILE for features that help.", err=True)

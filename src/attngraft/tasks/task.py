@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 #: task name -> "module:class"; imported on first use
 TASKS = {
+    "captioning": "attngraft.tasks.captioning:Captioning",
     "classification": "attngraft.tasks.classification:Classification",
     "detection": "attngraft.tasks.detection:Detection",
     "multilabel": "attngraft.tasks.multilabel:MultiLabel",

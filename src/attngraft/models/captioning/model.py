@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from attngraft.errors import UsageError
 from attngraft.models.beam import beam_search
+from attngraft.models.captioning.sampling import sample
 from attngraft.models.t2t_vit import sinusoids
 from attngraft.models.translation import model as translation
 from attngraft.models.translation.model import KeysValues, additive_mask
@@ -304,16 +305,10 @@ class M2Transformer(nn.Module):
             UsageError: an image has no regions, or there are more tokens than positions.
         """
         self._check_length(max_new_tokens, "max_new_tokens")
-
-        def step(tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
-            levels, mask, cache = state
-            logits, cache = self.decode(tokens, levels, mask, cache)
-            return logits[:, -1], (levels, mask, cache)
-
         with torch.no_grad():
             levels, mask = self.encode(features)
         return beam_search(
-            step,
+            self._decode_next,
             select,
             (levels, mask, None),
             start=torch.full((len(features), 1), self.start, device=features.device),
@@ -324,6 +319,33 @@ class M2Transformer(nn.Module):
             length_penalty=length_penalty,
             early_stopping=early_stopping,
         )[0]
+
+    def sample(self, features: Tensor, *, count: int, max_new_tokens: int = 20, draws: Tensor | None = None) -> Tensor:
+        """Return tokens (B, count, L) of several captions of each image: beams, or random ones with `draws` (`sampling`).
+
+        Raises:
+            UsageError: an image has no regions, or there are more tokens than positions.
+        """
+        self._check_length(max_new_tokens, "max_new_tokens")
+        with torch.no_grad():
+            levels, mask = self.encode(features)
+        images = torch.arange(len(features), device=features.device)
+        return sample(
+            self._decode_next,
+            lambda state, rows: select(state, rows, images),
+            (levels, mask, None),
+            start=torch.full((len(features),), self.start, device=features.device),
+            end=self.end,
+            pad=self.pad,
+            max_new_tokens=max_new_tokens,
+            count=count,
+            draws=draws,
+        )
+
+    def _decode_next(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
+        levels, mask, cache = state
+        logits, cache = self.decode(tokens, levels, mask, cache)
+        return logits[:, -1], (levels, mask, cache)
 
     def _run(self, layer: nn.Module, *inputs: Any, **options: Any) -> Any:
         if self.grad_checkpointing and self.training:

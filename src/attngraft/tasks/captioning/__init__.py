@@ -1,4 +1,5 @@
-"""Image captioning: features of images, a caption written word by word, and the metrics of captions.
+"""Image captioning: features of images, a caption written word by word, and the metrics of captions."""
 
-Import from the modules of this package.
-"""
+from attngraft.tasks.captioning.task import Captioning
+
+__all__ = ["Captioning"]

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from attngraft.strict import FieldError, require
+from attngraft.tasks.captioning.encoder import EncoderConfig
 from attngraft.tasks.images.config import DataConfig
 
 
@@ -58,16 +59,55 @@ class CaptionMetricsConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CaptionDecodingConfig:
+    """Beam search in final evaluations and prediction; evaluations during training decode greedily."""
+
+    beams: int = 5  #: number of partial captions that are kept; 1: greedy decoding
+    length_penalty: float = 0.0  #: score: log-probability / length^length_penalty
+
+    def __post_init__(self) -> None:
+        require(self, "beams", self.beams >= 1, "must be at least 1")
+        require(self, "length_penalty", abs(self.length_penalty) <= 10, "must lie between -10 and 10")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardConfig:
+    """Self-critical training: CIDEr-D of sampled captions, relative to that of the image's other samples."""
+
+    samples: int = 5  #: captions of each image
+    draw: Literal["beam", "multinomial"] = (
+        "beam"  #: the beams of a beam search, or words drawn from their probabilities
+    )
+    #: what is subtracted from a reward: the mean of the image's rewards (`mean`), or of its others (`leave_one_out`)
+    baseline: Literal["mean", "leave_one_out"] = "mean"
+    #: document of the document frequencies: an image with all its captions, or, as in the meshed-memory transformer's code,
+    #: one caption
+    documents: Literal["images", "captions"] = "images"
+
+    def __post_init__(self) -> None:
+        require(self, "samples", self.samples >= 2, "must be at least 2, since the baseline is made of them")
+
+
+@dataclass(frozen=True, kw_only=True)
 class CaptioningConfig:
     """The `task` section of a captioning recipe."""
 
     data: CaptionDataConfig
     #: HDF5 file of features, of a detector or of `attngraft features`; null: features.h5 or features.hdf5 in the source
     features: str | None = None
+    encoder: EncoderConfig | None = None  #: image model that computes the features in each step, instead of a file
+    train_encoder: bool = False  #: train the weights of `encoder` too
     vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
     max_length: int = 20  #: largest number of tokens of a caption, with its end; longer training captions are cut
+    #: an example is a caption with its image; or an image with all its captions, which is encoded once for all of them
+    examples: Literal["captions", "images"] = "captions"
+    objective: Literal["cross_entropy", "reward"] = "cross_entropy"  #: reward: self-critical, examples are images
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    decoding: CaptionDecodingConfig = field(default_factory=CaptionDecodingConfig)
     metrics: CaptionMetricsConfig = field(default_factory=CaptionMetricsConfig)
 
     def __post_init__(self) -> None:
         require(self, "max_length", self.max_length >= 2, "must be at least 2")
         require(self, "features", self.features is None or bool(self.features.strip()), "must name a file")
+        require(self, "features", self.features is None or self.encoder is None, "cannot be combined with encoder")
+        require(self, "train_encoder", self.encoder is not None or not self.train_encoder, "requires task.encoder")

@@ -2,16 +2,18 @@
 
     <key>_features  (R, C)  rows of the image `key`: COCO's id, or the image's path with `%` codes for special characters
 
-`attngraft features` writes such files (`extraction`), with the host as an attribute; the meshed-memory transformer's
+`attngraft features` writes such files (`extraction`), with the image model as attributes; the meshed-memory transformer's
 `coco_detections.hdf5` has the 2,048 channels of up to 50 or more regions, most confident first.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,17 +22,35 @@ import numpy as np
 
 from attngraft.errors import AttngraftError, ConfigError, DataError
 from attngraft.files import user_path
-from attngraft.opening import DAMAGE, access_errors, check_unpacked, open_regular
+from attngraft.opening import DAMAGE, access_errors, check_unpacked, open_regular, parse_json
 from attngraft.suggest import cut, shortened
 from attngraft.tasks.captioning.config import CaptioningConfig
+from attngraft.tasks.captioning.encoder import EncoderConfig
 from attngraft.tasks.captioning.source import CaptionedImages, CaptionSource
 
 ENDING = "_features"
-HOST, PRETRAINED = "host", "pretrained"  #: attributes of our own files
 REGIONS = 50  #: most regions of a detector that are used
 
+_ENCODER = ("host", "args", "pretrained", "weights")  #: attributes of our own files
 _USUAL = ("features.h5", "features.hdf5")
 _LISTED = 5  #: most names in a message
+_DIGEST_SAMPLE = 64  #: number of images to read for the digest, at least if there are as many
+
+
+def described(config: EncoderConfig) -> dict[str, str]:
+    """Return the attributes of a file of features by an image model."""
+    weights = "" if config.weights is None else str(user_path(config.weights).resolve())
+    trained = "yes" if config.pretrained else ""
+    return {"host": config.name, "args": json.dumps(dict(config.args)), "pretrained": trained, "weights": weights}
+
+
+def _encoder(attributes: Mapping[str, Any]) -> EncoderConfig | None:
+    if not all(isinstance(attributes[name], str) for name in _ENCODER):
+        return None
+    name, arguments, pretrained, weights = (attributes[name] for name in _ENCODER)
+    return EncoderConfig(
+        name=name, args=parse_json(arguments), pretrained=bool(pretrained), weights=weights or None
+    )  # fmt: skip
 
 
 def key_of(path: str) -> str:
@@ -45,8 +65,8 @@ class FeatureFile:
         path: the file.
 
     Attributes:
-        host: name of the host that computed the features; None for another file, such as of a detector.
-        pretrained: whether that host had trained weights; None if unknown.
+        encoder: the image model that computed the features; None for another file, such as of a detector.
+        encoder_digest: of its weights.
         channels: number of channels of all features.
 
     Raises:
@@ -61,9 +81,9 @@ class FeatureFile:
         with _reading(path):
             file = self._opened()
             self._keys = {name.removesuffix(ENDING) for name in file if name.endswith(ENDING)}
-            host, pretrained = file.attrs.get(HOST), file.attrs.get(PRETRAINED)
-        self.host = host if isinstance(host, str) else None
-        self.pretrained = bool(pretrained) if isinstance(pretrained, bool | np.bool_) else None
+            attributes = {name: file.attrs.get(name) for name in (*_ENCODER, "digest")}
+            self.encoder = _encoder(attributes)
+        self.encoder_digest = str(attributes["digest"])
         if not self._keys:
             raise DataError(
                 f"{path}: contains no <image>{ENDING}; give a file of features, see attngraft features --help"
@@ -80,11 +100,15 @@ class FeatureFile:
     def __contains__(self, key: str) -> bool:
         return key in self._keys
 
-    @property
+    @cached_property
     def digest(self) -> str:
-        """A digest that changes when the file changes: of its size, the host and the keys."""
-        facts = [str(self.path.stat().st_size), str(self.host), str(self.channels), *sorted(self._keys)]
-        return hashlib.sha256("\n".join(facts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+        """A digest of the model, the keys, and the rows of some images."""
+        facts = [str(self.encoder), str(self.channels), *sorted(self._keys)]
+        found = hashlib.sha256("\n".join(facts).encode("utf-8", "surrogateescape"))
+        keys = sorted(self._keys)
+        for key in keys[:: max(1, len(keys) // _DIGEST_SAMPLE)]:
+            found.update(self._read(key, key).tobytes())
+        return found.hexdigest()[:16]
 
     def key(self, images: CaptionedImages, index: int) -> str | None:
         """Return the key of an image: COCO's id, or the longest end of its path that is a key; None if there is none."""
@@ -144,7 +168,7 @@ class FeatureFile:
                     "with the same model"
                 )
             check_unpacked(self.path, dataset.size * dataset.dtype.itemsize, self.path.stat().st_size)
-            rows: np.ndarray = dataset[: None if self.host is not None else REGIONS].astype(np.float32)
+            rows: np.ndarray = dataset[: None if self.encoder is not None else REGIONS].astype(np.float32)
         if not np.isfinite(rows).all():
             raise DataError(f"{what} of {cut(name)} contains numbers that are not finite; compute it again")
         return rows

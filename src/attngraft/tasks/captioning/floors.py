@@ -3,13 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from attngraft.tasks.captioning.cider import Tokens
+from attngraft.tasks.captioning.metrics import measure, statistics
+from attngraft.tasks.captioning.ptb import tokenize
 from attngraft.tasks.captioning.reward import CiderReward
 
+CONSTANT, RANDOM, HUMAN = "constant", "random", "human"
+
+_IMAGES, _CANDIDATES = 200, 100  #: of the training part, among which the constant caption is chosen
 _AT_ONCE = 10_000  #: scored captions in memory at a time
+
+
+def floors(train: Sequence[Sequence[str]], judged: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """Return the metrics of captions without a model on some images, and the constant caption.
+
+    `constant`: the training caption with the highest mean CIDEr-D if it is written for every training image, among 100
+    captions and for 200 images; `random`: another training caption for each image; `human`: each image's last caption,
+    judged by its others, if images have several.
+
+    Args:
+        train: captions of each training image.
+        judged: captions of each of the images on which models are judged.
+    """
+    some = [train[int(i)] for i in np.linspace(0, len(train) - 1, min(_IMAGES, len(train)))]
+    chosen = [some[int(i)] for i in np.linspace(0, len(some) - 1, min(_CANDIDATES, len(some)))]
+    tokens = [[tokenize(each) for each in captions] for captions in some]
+    constant = constant_caption([tokenize(captions[0]) for captions in chosen], tokens)
+    every = [caption for captions in train for caption in captions]
+    drawn = np.random.default_rng(0).integers(len(every), size=len(judged))
+    references = [[tokenize(each) for each in captions] for captions in judged]
+    written: dict[str, Sequence[Tokens]] = {
+        CONSTANT: [constant] * len(judged),
+        RANDOM: [tokenize(every[i]) for i in drawn],
+    }
+    found = {name: measure(statistics(captions, references)).values for name, captions in written.items()}
+    several = [captions for captions in references if len(captions) > 1]
+    if several:
+        last, others = [captions[-1] for captions in several], [captions[:-1] for captions in several]
+        found[HUMAN] = measure(statistics(last, others)).values
+    return {"caption": " ".join(map(str, constant)), **{name: dict(values) for name, values in found.items()}}
 
 
 def constant_caption(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> Tokens:
@@ -32,18 +68,3 @@ def constant_caption(candidates: Sequence[Tokens], references: Sequence[Sequence
         scores = reward.score([each for each in some for _ in images], np.tile(images, len(some)))
         means.extend(scores.reshape(len(some), -1).mean(axis=1))
     return list(different[int(np.argmax(means))])
-
-
-def random_captions(candidates: Sequence[Tokens], images: int, *, seed: int = 0) -> list[Tokens]:
-    """Return a random candidate for each image."""
-    return [candidates[index] for index in np.random.default_rng(seed).integers(len(candidates), size=images)]
-
-
-def human_captions(references: Sequence[Sequence[Tokens]]) -> tuple[list[Tokens], list[Sequence[Tokens]]]:
-    """Return the last reference of each image as its caption, and the others as its references.
-
-    Images with one reference are left out. A model should be compared on the same remaining references, because scores
-    grow with their number.
-    """
-    several = [captions for captions in references if len(captions) > 1]
-    return [captions[-1] for captions in several], [captions[:-1] for captions in several]

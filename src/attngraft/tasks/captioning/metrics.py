@@ -1,14 +1,14 @@
 """BLEU, ROUGE-L, CIDEr-D and METEOR of captions, as defined by COCO's evaluation.
 
-Scores are from 0 to 1, CIDEr-D from 0 to 10, on tokens of `ptb.tokenize`; tables print them times 100. All but METEOR are
-statistics over images, for confidence intervals.
+Metrics are from 0 to 100, CIDEr-D from 0 to 1000, on tokens of `ptb.tokenize`. All but METEOR are statistics over images,
+for confidence intervals.
 """
 
 from __future__ import annotations
 
 import importlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -21,25 +21,33 @@ _BETA = 1.2  #: weight of recall in ROUGE-L
 _TINY, _SMALL = 1e-15, 1e-9  #: added to counts by COCO's evaluation, so that BLEU without matches is nearly 0
 
 
-def measure(
+def statistics(
     hypotheses: Sequence[Tokens], references: Sequence[Sequence[Tokens]], *, frequencies: Frequencies | None = None
-) -> Measured:
-    """Return CIDEr-D, BLEU-1 to BLEU-4 and ROUGE-L of one caption for each image.
-
-    Resamples of images keep the document frequencies of CIDEr-D.
+) -> dict[str, np.ndarray]:
+    """Return what is known of each of N images: `cider` and `rouge_l` (N,), and `bleu` (N, 10).
 
     Args:
         hypotheses: tokens of each caption.
         references: tokens of one or more references for each caption.
         frequencies: document frequencies of CIDEr-D; by default those of all `references`.
     """
-    scores = cider_d(hypotheses, references, frequencies=frequencies)
-    counts = bleu_counts(hypotheses, references)
-    statistics: dict[str, Statistic] = {"cider": MeanScore(scores, held_fixed=DOCUMENT_FREQUENCIES)}
+    return {
+        "cider": cider_d(hypotheses, references, frequencies=frequencies),
+        "rouge_l": rouge_l(hypotheses, references),
+        "bleu": bleu_counts(hypotheses, references),
+    }
+
+
+def measure(columns: Mapping[str, np.ndarray]) -> Measured:
+    """Return CIDEr-D, BLEU-1 to BLEU-4 and ROUGE-L from the `statistics` of images, times 100.
+
+    Resamples of images keep the document frequencies of CIDEr-D.
+    """
+    found: dict[str, Statistic] = {"cider": MeanScore(100 * columns["cider"], held_fixed=DOCUMENT_FREQUENCIES)}
     for order in range(1, ORDERS + 1):
-        statistics[f"bleu{order}"] = ClosedForm(counts, partial(bleu, order=order))
-    statistics["rouge_l"] = MeanScore(rouge_l(hypotheses, references))
-    return Measured(values={name: each.point for name, each in statistics.items()}, statistics=statistics)
+        found[f"bleu{order}"] = ClosedForm(columns["bleu"].astype(float), partial(bleu, order=order))
+    found["rouge_l"] = MeanScore(100 * columns["rouge_l"])
+    return Measured(values={name: each.point for name, each in found.items()}, statistics=found)
 
 
 def bleu_counts(hypotheses: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> np.ndarray:
@@ -61,12 +69,12 @@ def bleu_counts(hypotheses: Sequence[Tokens], references: Sequence[Sequence[Toke
 
 
 def bleu(sums: np.ndarray, *, order: int = ORDERS) -> np.ndarray:
-    """Return BLEU (R,) up to an order from sums (R, 10) of `bleu_counts`."""
+    """Return BLEU (R,), from 0 to 100, up to an order from sums (R, 10) of `bleu_counts`."""
     lengths, references = sums[:, 0], sums[:, 1]
     precisions = (sums[:, 2 : 2 + order] + _TINY) / (sums[:, 2 + ORDERS : 2 + ORDERS + order] + _SMALL)
     ratio = (lengths + _TINY) / (references + _SMALL)
     penalty = np.exp(np.minimum(0.0, 1 - 1 / ratio))
-    return penalty * np.exp(np.log(precisions).mean(axis=1))
+    return 100 * penalty * np.exp(np.log(precisions).mean(axis=1))
 
 
 def rouge_l(hypotheses: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> np.ndarray:
@@ -100,7 +108,7 @@ def _longest_common_subsequence(first: Tokens, second: Tokens) -> int:
 
 
 def meteor(hypotheses: Sequence[Sequence[str]], references: Sequence[Sequence[Sequence[str]]]) -> float | str:
-    """Return METEOR 1.5 of all captions from its Java program, or why it was not computed.
+    """Return METEOR 1.5 of all captions, from 0 to 100, from its Java program, or why it was not computed.
 
     It requires the extra `caption-java` and Java, and takes half a minute to load its table of paraphrases.
     """
@@ -112,4 +120,4 @@ def meteor(hypotheses: Sequence[Sequence[str]], references: Sequence[Sequence[Se
         return "METEOR: not computed (run pip install 'attngraft[caption-java]')"
     truth = {index: [" ".join(each) for each in captions] for index, captions in enumerate(references)}
     score, _ = program.Meteor().compute_score(truth, {i: [" ".join(each)] for i, each in enumerate(hypotheses)})
-    return float(score)
+    return 100 * float(score)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
+from attngraft.tasks.captioning.encoder import resized
 from attngraft.tasks.captioning.features import FeatureFile
 from attngraft.tasks.captioning.source import CaptionedImages
 from attngraft.tasks.captioning.vocabulary import PAD, Vocabulary
+from attngraft.tasks.images.inputs import HostInput
+from attngraft.tasks.images.stored import read_image
 from attngraft.tasks.task import Batch, Split
 
 IGNORED = -100  #: label of padding
@@ -21,81 +27,84 @@ class CaptionSplit(Split):
 
     Args:
         images: the images.
-        features: their features.
+        features: their features, or the input of the image encoder that computes them.
         vocabulary: the words of captions.
         max_length: largest number of tokens of a caption, with its end; longer ones are cut.
-        per: what an example is: a `caption` with its image, for training with cross-entropy; or an `image` with all its
-            captions, for evaluation and for training by rewards.
+        part: name of the split.
+        per: what an example is: a `caption` with its image, or an `image` with all its captions.
     """
 
     def __init__(
         self,
         images: CaptionedImages,
-        features: FeatureFile,
+        features: FeatureFile | HostInput,
         vocabulary: Vocabulary,
         *,
         max_length: int,
-        per: Literal["caption", "image"] = "caption",
+        part: str,
+        per: Literal["captions", "images"] = "captions",
     ) -> None:
-        self.images, self.per = images, per
+        self.images, self.part, self.per = images, part, per
         self._features, self._vocabulary, self._max_length = features, vocabulary, max_length
         counts = [len(each) for each in images.captions]
         self._image = np.repeat(np.arange(len(images)), counts)  # of each caption
         self._first = np.cumsum([0, *counts])
 
     def __len__(self) -> int:
-        return len(self._image) if self.per == "caption" else len(self.images)
+        return len(self._image) if self.per == "captions" else len(self.images)
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
-        """Return `features` (R, C), `ids` of one or all captions, and `references`, all captions as texts."""
+        """Return `inputs`, features (R, C) or a resized image; `ids` of one or all captions; and `index` of the image."""
         index = key[1]
-        image = int(self._image[index]) if self.per == "caption" else index
+        image = int(self._image[index]) if self.per == "captions" else index
         captions = self.images.captions[image]
-        chosen = [captions[index - self._first[image]]] if self.per == "caption" else captions
-        return {
-            "features": torch.from_numpy(self._features.rows(self.images, image)),
-            "ids": [self._vocabulary.encode(each, max_length=self._max_length) for each in chosen],
-            "references": list(captions),
-        }
+        chosen = [captions[index - self._first[image]]] if self.per == "captions" else captions
+        if isinstance(self._features, FeatureFile):
+            inputs = torch.from_numpy(self._features.rows(self.images, image))
+        else:
+            inputs = resized(read_image(self.images.images[image]), self._features)
+        ids = [self._vocabulary.encode(each, max_length=self._max_length) for each in chosen]
+        return {"inputs": inputs, "ids": ids, "index": image}
 
     def collate(self, examples: list[dict[str, Any]]) -> Batch:
         """Return a batch of B images with T captions of up to L tokens.
 
-        `features` (B, R, C), zero at padding, and `feature_mask` (B, R), 1 for regions; `input_ids` (T, L): <bos> and the
-        words, `labels` (T, L): the words and <eos>, -100 at padding; `image` (T,): image of each caption; `references`: the
-        captions of each image.
+        `inputs`: features (B, R, C), zero at padding, or images (B, 3, H, W); `input_ids` (T, L): <bos> and the words,
+        `labels` (T, L): the words and <eos>, -100 at padding; `image` (T,): image of each caption; `index` (B,): number of
+        the images in the split; `references`: the captions of each image; `part`.
         """
-        rows = [each["features"] for each in examples]
-        features = torch.zeros(len(rows), max(map(len, rows)), rows[0].shape[1])
-        mask = torch.zeros(features.shape[:2], dtype=torch.int64)
-        for number, each in enumerate(rows):
-            features[number, : len(each)] = each
-            mask[number, : len(each)] = 1
         ids = [caption for each in examples for caption in each["ids"]]
-        inputs = torch.full((len(ids), max(map(len, ids)) - 1), PAD)
-        labels = torch.full_like(inputs, IGNORED)
+        tokens = torch.full((len(ids), max(map(len, ids)) - 1), PAD)
+        labels = torch.full_like(tokens, IGNORED)
         for number, each in enumerate(ids):
-            inputs[number, : len(each) - 1] = torch.from_numpy(each[:-1])
+            tokens[number, : len(each) - 1] = torch.from_numpy(each[:-1])
             labels[number, : len(each) - 1] = torch.from_numpy(each[1:])
         counts = torch.tensor([len(each["ids"]) for each in examples])
         return {
-            "features": features,
-            "feature_mask": mask,
-            "input_ids": inputs,
+            "inputs": stacked([each["inputs"] for each in examples]),
+            "input_ids": tokens,
             "labels": labels,
             "image": torch.arange(len(examples)).repeat_interleave(counts),
-            "references": [each["references"] for each in examples],
+            "index": torch.tensor([each["index"] for each in examples]),
+            "references": [list(self.images.captions[each["index"]]) for each in examples],
+            "part": self.part,
         }
 
     def name(self, index: int) -> str:
         """Return the image's name; of a caption, with its number, as in Flickr's files: `1.jpg#0`."""
-        if self.per == "image":
+        if self.per == "images":
             return self.images.names[index]
         image = int(self._image[index])
         return f"{self.images.names[image]}#{index - self._first[image]}"
 
     def fingerprint(self) -> bytes:
-        found = hashlib.sha256(f"{self._vocabulary.digest} {self._features.digest} {self._max_length}".encode())
+        inputs = self._features.digest if isinstance(self._features, FeatureFile) else repr(self._features)
+        found = hashlib.sha256(f"{self._vocabulary.digest} {inputs} {self._max_length}".encode())
         for captions in self.images.captions:
             found.update("\n".join([*captions, ""]).encode() + b"\0")
         return found.digest()
+
+
+def stacked(inputs: Sequence[Tensor]) -> Tensor:
+    """Return features (R, C) of several images as (B, R, C), zero at padding; images are stacked."""
+    return pad_sequence(list(inputs), batch_first=True) if inputs[0].ndim == 2 else torch.stack(list(inputs))

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Literal
 
 from attngraft.errors import DataError
-from attngraft.opening import DAMAGE, open_npz
+from attngraft.opening import DAMAGE, array_header, open_npz
 from attngraft.tasks.images.sources.listing import is_image, is_junk
-from attngraft.tasks.points.formats import EXTENSIONS, array_header, read_cloud
+from attngraft.tasks.points.formats import EXTENSIONS, read_cloud
 from attngraft.tasks.points.source import CATEGORIES, MODELNETS, class_folders
 
 PointTask = Literal["points", "point_parts"]

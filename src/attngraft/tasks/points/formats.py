@@ -8,15 +8,13 @@
 
 from __future__ import annotations
 
-import io
 import re
 from pathlib import Path
-from typing import IO, Any
 
 import numpy as np
 
 from attngraft.errors import DataError
-from attngraft.opening import DAMAGE, TEXT_LIMIT, open_regular
+from attngraft.opening import DAMAGE, TEXT_LIMIT, array_of, open_regular
 from attngraft.suggest import first_line
 from attngraft.tasks.points.clouds import cloud_columns, numbered, quiet
 from attngraft.tasks.points.lines import Lines, header_lines, whole
@@ -96,32 +94,16 @@ def _text(data: bytes, path: Path) -> tuple[Lines, str | None]:
     return lines, delimiter
 
 
-def array_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return shape, Fortran order and type of an array in the format .npy, of which only the header is read.
-
-    Raises:
-        DAMAGE: the header cannot be read.
-    """
-    version = np.lib.format.read_magic(file)
-    if version not in ((1, 0), (2, 0)):
-        raise ValueError(f"version {version[0]}.{version[1]}")
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    return read(file)
-
-
 def _npy(data: bytes, path: Path) -> np.ndarray:
-    file = io.BytesIO(data)
     try:
-        shape, fortran, dtype = array_header(file)
+        values = array_of(data)
     except DAMAGE as error:
         raise DataError(f"{path}: cannot be read as .npy ({first_line(error)}); write it with numpy.save") from None
-    if dtype.kind not in "fiu" or len(shape) != 2 or shape[0] < 0 or shape[1] not in _COLUMNS:
-        raise DataError(f"{path}: is {dtype} {shape}, expected numbers (N, 3 to 7): {_EXPECTED}; save it like this")
-    count, start = shape[0] * shape[1], file.tell()
-    if count * dtype.itemsize > len(data) - start:
-        raise DataError(f"{path}: declares {shape}, but is too short for it; the file is incomplete: save it again")
-    values = np.frombuffer(data, dtype=dtype, count=count, offset=start)
-    return values.reshape(shape, order="F" if fortran else "C").astype(np.float64)
+    if values.dtype.kind not in "fiu" or values.ndim != 2 or values.shape[1] not in _COLUMNS:
+        raise DataError(
+            f"{path}: is {values.dtype} {values.shape}, expected numbers (N, 3 to 7): {_EXPECTED}; save it like this"
+        )
+    return values.astype(np.float64)
 
 
 def _pcd(data: bytes, path: Path) -> Raw:

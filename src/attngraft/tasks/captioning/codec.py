@@ -1,0 +1,174 @@
+"""Captions of image files by a trained model, without its data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from attngraft.downloads import downloads, permitted_downloads
+from attngraft.errors import AttngraftError, DataError
+from attngraft.opening import DAMAGE, TEXT_LIMIT, array_of, open_regular
+from attngraft.suggest import first_line
+from attngraft.tasks.captioning.config import CaptioningConfig
+from attngraft.tasks.captioning.encoder import EncoderConfig, ImageEncoder, create_encoder, read_images
+from attngraft.tasks.captioning.split import stacked
+from attngraft.tasks.captioning.vocabulary import BOS, EOS, PAD, Vocabulary
+from attngraft.tasks.codec import Codec
+from attngraft.tasks.images.inputs import HostInput
+from attngraft.tasks.images.sources.listing import EXTENSIONS
+from attngraft.tasks.images.stored import read_image
+from attngraft.tasks.task import unwrapped
+
+FEATURES = ".npy"  #: extension of an image's features
+
+
+class CaptioningCodec(Codec):
+    """Image files, or their features as .npy (R, C), as inputs; captions as outputs.
+
+    Args:
+        vocabulary: the words of captions.
+        config: the recipe's task section, for decoding.
+        given: input of the model's image encoder, if it has one; None: the model takes features.
+        encoder: the image model that computed its features; None: unknown, such as a detector.
+        digest: of the weights of `encoder`.
+        rows, channels: shape of the features of an image.
+    """
+
+    extensions = (*sorted(EXTENSIONS), FEATURES)
+    takes = "images"
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        config: CaptioningConfig,
+        *,
+        given: HostInput | None,
+        encoder: EncoderConfig | None,
+        digest: str,
+        rows: int,
+        channels: int,
+    ) -> None:
+        self.vocabulary, self.config, self.given = vocabulary, config, given
+        self._encoder_config, self._digest, self._shape = encoder, digest, (rows, channels)
+        self._permitted = permitted_downloads()  # of names in the run's folder
+
+    def example_inputs(self, batch_size: int) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """Return random features (B, R, C) or images, and words of a caption of the largest length (B, L)."""
+        given = self.given
+        if given is None:
+            inputs = torch.randn(batch_size, *self._shape)
+        else:
+            inputs = torch.randint(256, (batch_size, given.channels, given.height, given.width), dtype=torch.uint8)
+        words = torch.randint(EOS + 1, max(len(self.vocabulary), EOS + 2), (batch_size, self.config.max_length))
+        words[:, 0] = BOS
+        return (inputs, words), {}
+
+    @cached_property
+    def encoder(self) -> ImageEncoder:
+        """The image model that computed the features of the training images.
+
+        Raises:
+            DataError: it is unknown, or its weights are not there, or others.
+        """
+        if self._encoder_config is None:
+            raise DataError(
+                f"the model takes features of another model, such as a detector; give each image's features as {FEATURES}, "
+                "an array (regions, channels)"
+            )
+        remedy = f"restore them, or give each image's features as {FEATURES}"
+        try:
+            with downloads(self._permitted):
+                encoder = create_encoder(self._encoder_config).eval()
+        except AttngraftError as error:
+            raise DataError(f"the features' model cannot be created: {error}; {remedy}") from None
+        if encoder.digest() != self._digest:
+            raise DataError(
+                f"the weights of the features' model {self._encoder_config.name} are not those of training; {remedy}"
+            )
+        return encoder
+
+    def check(self, raw: str) -> None:
+        if raw.lower().endswith(FEATURES):
+            self._features(raw)
+        else:
+            read_image(Path(raw))
+            if self.given is None:
+                _ = self.encoder
+
+    def encode(self, inputs: Sequence[str]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """Return images (B, C, H, W), or features (B, R, C), zero at padding.
+
+        Raises:
+            DataError: an input cannot be read, or its features are unknown.
+        """
+        if self.given is not None:
+            return (read_images([Path(each) for each in inputs], self.given),), {}
+        return (stacked([self._features(each) for each in inputs]),), {}
+
+    def _features(self, raw: str) -> Tensor:
+        if not raw.lower().endswith(FEATURES):
+            device = next(self.encoder.parameters()).device
+            with torch.inference_mode():
+                rows: Tensor = self.encoder(read_images([Path(raw)], self.encoder.given).to(device))[0]
+            return rows.clone()
+        if self.given is not None:
+            raise DataError("the model takes images, not features; give an image")
+        try:
+            with open_regular(raw) as file:
+                array = array_of(file.read(TEXT_LIMIT))
+        except DAMAGE as error:
+            raise DataError(f"{raw}: cannot be read as .npy ({first_line(error)}); write it with numpy.save") from None
+        fits = array.dtype.kind == "f" and array.ndim == 2 and array.shape[1] == self._shape[1]
+        if not fits or not np.isfinite(array).all() or not array.any():
+            raise DataError(
+                f"{raw}: must have finite floats (regions, {self._shape[1]}), not {array.dtype} {array.shape}; give the "
+                "image's features"
+            )
+        return torch.from_numpy(array.astype(np.float32))
+
+    def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+        """Return the tokens of the captions found by beam search."""
+        return self.generate(model, args[0])
+
+    def generate(self, model: nn.Module, inputs: Tensor, *, greedy: bool = False) -> Tensor:
+        """Return the tokens (B, L) of captions, with the start token, padded.
+
+        Args:
+            inputs: features or images.
+            greedy: decode greedily instead of by beam search.
+        """
+        called: Any = unwrapped(model)
+        decoding = self.config.decoding
+        tokens: Tensor = called.generate(
+            inputs,
+            num_beams=1 if greedy else decoding.beams,
+            length_penalty=decoding.length_penalty,
+            max_new_tokens=self.config.max_length,
+        )
+        return tokens
+
+    def decode(self, outputs: Any) -> list[str]:
+        """Return the captions of tokens (B, L), or of the most probable tokens of logits (B, L, V).
+
+        Of equal words in a row, one is kept, as in the meshed-memory transformer.
+        """
+        ids: Tensor = outputs.argmax(2) if outputs.ndim == 3 else outputs
+        return [" ".join(without_repeats(self.vocabulary.decode(row).split())) for row in ids.tolist()]
+
+
+def without_repeats(words: Sequence[str]) -> list[str]:
+    """Return words of which none equals the one before it."""
+    return [word for place, word in enumerate(words) if place == 0 or words[place - 1] != word]
+
+
+def ids_of_captions(tokens: Tensor) -> list[list[int]]:
+    """Return the ids of each caption (N, L), without start, end and padding."""
+    rows = tokens.tolist()
+    ended = [row[: row.index(EOS)] if EOS in row else row for row in rows]
+    return [[each for each in row if each not in (BOS, PAD)] for row in ended]

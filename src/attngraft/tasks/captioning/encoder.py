@@ -1,0 +1,154 @@
+"""Image encoders, whose last map gives features as rows, one per position; and captioners with one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from attngraft.errors import HostError
+from attngraft.hosts import HostedModel
+from attngraft.models.create import create_model
+from attngraft.models.host_input import host_input
+from attngraft.strict import require
+from attngraft.tasks.images.inputs import HostInput, image_to_tensor
+from attngraft.tasks.images.stored import read_image
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig:
+    """An image model and its weights."""
+
+    name: str  #: any host with a grid of features, such as timm:resnet50
+    args: Mapping[str, Any] = field(default_factory=dict)  #: arguments of its factory
+    pretrained: bool = False  #: load its published weights
+    weights: str | None = None  #: load the weights of a file or a run instead
+
+    def __post_init__(self) -> None:
+        require(self, "name", bool(self.name.strip()), "is empty; name an image model, such as timm:resnet50")
+        require(self, "weights", self.weights is None or not self.pretrained, "cannot be combined with pretrained")
+
+    @property
+    def trained(self) -> bool:
+        """Whether the model has trained weights."""
+        return self.pretrained or self.weights is not None
+
+
+class ImageEncoder(nn.Module):
+    """An image model without its head.
+
+    Args:
+        model: a model with `forward_intermediates`, or `forward_features` that returns tokens (B, N, C).
+        given: its input.
+    """
+
+    def __init__(self, model: nn.Module, given: HostInput) -> None:
+        super().__init__()
+        self.model, self.given = model, given
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the features (B, R, C) of uint8 images (B, 3, H, W).
+
+        They are the last map after the last norm, without prefix tokens, pooling and head.
+
+        Raises:
+            HostError: the model has no such map.
+        """
+        pixels = self.given.normalize(images)
+        intermediates, features = (
+            getattr(self.model, name, None) for name in ("forward_intermediates", "forward_features")
+        )
+        if callable(intermediates):
+            found: Tensor = intermediates(
+                pixels, indices=1, norm=True, output_fmt="NCHW", intermediates_only=True
+            )[-1]  # fmt: skip
+            return found.flatten(2).transpose(1, 2)
+        if callable(features):
+            found = features(pixels)
+            if isinstance(found, Tensor) and found.ndim == 3:
+                return found[:, getattr(self.model, "num_prefix_tokens", 0) :]
+        raise HostError(
+            f"{type(self.model).__name__}: has neither forward_intermediates nor tokens in forward_features, which return a "
+            "grid of features; use a timm model, such as timm:resnet50"
+        )
+
+    def digest(self) -> str:
+        """Return a digest of the weights."""
+        found = hashlib.sha256()
+        for name, tensor in self.model.state_dict().items():
+            found.update(name.encode())
+            found.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return found.hexdigest()[:16]
+
+
+def create_encoder(config: EncoderConfig) -> ImageEncoder:
+    """Create the image model, always with the same values if they are random.
+
+    Raises:
+        ConfigError: it takes no images.
+        UsageError, HostError: see `create_model`.
+    """
+    arguments = dict(config.args)
+    given = HostInput.from_model(host_input(config.name, arguments))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = create_model(config.name, pretrained=config.pretrained, weights=config.weights, **arguments)
+    return ImageEncoder(model, given)
+
+
+def resized(image: Image.Image, given: HostInput) -> Tensor:
+    """Return an image resized to a model's input, uint8 (C, H, W); its aspect ratio may change."""
+    return image_to_tensor(image.convert(given.mode).resize((given.width, given.height), Image.Resampling.BICUBIC))
+
+
+def read_images(files: Sequence[Path], given: HostInput) -> Tensor:
+    """Return resized images, uint8 (B, C, H, W).
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+        return torch.stack(list(threads.map(lambda file: resized(read_image(file), given), files)))
+
+
+class EncodedCaptioner(HostedModel):
+    """A captioner with the image encoder whose features it takes.
+
+    Args:
+        host: the captioner.
+        encoder: the image model.
+        trained: whether to train it; otherwise it stays in evaluation mode.
+    """
+
+    def __init__(self, host: nn.Module, encoder: ImageEncoder, *, trained: bool) -> None:
+        super().__init__(host)
+        self.encoder = encoder.requires_grad_(trained)
+        self._trained = trained
+
+    def train(self, mode: bool = True) -> EncodedCaptioner:
+        super().train(mode)
+        self.encoder.train(mode and self._trained)
+        return self
+
+    def forward(self, images: Tensor, ids: Tensor, captions: Tensor | None = None) -> Tensor:
+        """Return logits for uint8 images (B, C, H, W), as the captioner does for their features."""
+        logits: Tensor = self.host(self.encoder(images), ids, captions)
+        return logits
+
+    def generate(self, images: Tensor, **options: Any) -> Tensor:
+        """Return tokens, as the captioner's `generate`."""
+        tokens: Tensor = cast(Any, self.host).generate(self.encoder(images), **options)
+        return tokens
+
+    def sample(self, images: Tensor, **options: Any) -> Tensor:
+        """Return tokens, as the captioner's `sample`."""
+        tokens: Tensor = cast(Any, self.host).sample(self.encoder(images), **options)
+        return tokens
