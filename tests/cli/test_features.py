@@ -11,7 +11,7 @@ import pytest
 import timm
 import torch
 
-from attngraft.tasks.captioning import extraction
+from attngraft.tasks.captioning import encoder
 from attngraft.tasks.captioning.features import FeatureFile
 from tests.cli.test_export import run
 from tests.tasks.images.datasets import picture
@@ -45,7 +45,7 @@ def test_features_are_rows_of_the_grid(photos: Path, tmp_path: Path, capsys: pyt
         f"{name}_features": (4, 24) for name in ("a.png", "b%20c%2F1.png", "b%20c%2F2.png")
     }
     file = FeatureFile(out)
-    assert (file.host, file.pretrained, file.channels) == ("timm:vit_tiny_patch16_224", False, 24)
+    assert file.encoder is not None and (file.encoder.name, file.encoder.trained, file.channels) == (HOST[1], False, 24)
     assert list(out.parent.iterdir()) == [out]
 
 
@@ -54,7 +54,7 @@ def test_only_missing_images_are_computed(
 ) -> None:
     out = tmp_path / "features.h5"
     options = ["features", photos, "--out", out, *HOST, "--batch", 1, "--device", "cpu"]
-    whole = extraction.grid_features
+    whole = encoder.grid_features
     calls: list[int] = []
 
     def interrupted(model: torch.nn.Module, images: torch.Tensor) -> torch.Tensor:
@@ -63,7 +63,7 @@ def test_only_missing_images_are_computed(
             raise KeyboardInterrupt
         return whole(model, images)
 
-    monkeypatch.setattr(extraction, "grid_features", interrupted)
+    monkeypatch.setattr(encoder, "grid_features", interrupted)
     assert run(*options) == 130
     assert f"interrupted: finished images are in {out}; run the same command again" in capsys.readouterr().err
     first = rows(out)
@@ -85,10 +85,10 @@ def test_weights_are_loaded_and_named(photos: Path, tmp_path: Path) -> None:
     options = ["--weights", tmp_path / "own.pth", "--device", "cpu"]
     assert run("features", photos, "--out", out, *HOST, *options) == 0
     file = FeatureFile(out)
-    assert (file.host, file.pretrained) == ("timm:vit_tiny_patch16_224 own.pth", True)
-    pixels = torch.zeros(1, 3, 32, 32)
-    with torch.inference_mode():
-        torch.testing.assert_close(extraction.grid_features(model, pixels), model.forward_features(pixels)[:, 1:])
+    assert file.encoder is not None and file.encoder.weights == str(tmp_path / "own.pth")
+    created = encoder.create_encoder(file.encoder)
+    assert created.digest() == file.encoder_digest
+    torch.testing.assert_close(created.model.state_dict(), model.state_dict())
 
 
 def test_what_cannot_be_done_is_refused(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

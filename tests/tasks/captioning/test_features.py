@@ -14,7 +14,8 @@ import pytest
 
 from attngraft.errors import ConfigError, DataError
 from attngraft.tasks.captioning.config import CaptionDataConfig, CaptioningConfig
-from attngraft.tasks.captioning.features import FeatureFile, key_of, open_features
+from attngraft.tasks.captioning.encoder import EncoderConfig
+from attngraft.tasks.captioning.features import FeatureFile, described, key_of, open_features
 from tests.tasks.captioning import pictures
 from tests.tasks.captioning.pictures import CHANNELS, opened, rows, write_features
 
@@ -29,7 +30,7 @@ def test_rows_are_those_of_the_image(tmp_path: Path, ids: bool) -> None:
     write_features(tmp_path / "features.h5", ids=ids)
     source = opened(tmp_path)
     found = open_features(config(tmp_path), source)
-    assert (len(found), found.channels, found.host, found.pretrained) == (9, CHANNELS, None, None)
+    assert (len(found), found.channels, found.encoder) == (9, CHANNELS, None)
     for file in (found, pickle.loads(pickle.dumps(found))):
         np.testing.assert_array_equal(file.rows(source.val, 1), rows(6, regions=10))
 
@@ -37,10 +38,11 @@ def test_rows_are_those_of_the_image(tmp_path: Path, ids: bool) -> None:
 def test_detectors_are_cut_to_50_regions_and_grids_are_whole(tmp_path: Path) -> None:
     pictures.write_jsonl(tmp_path)
     source = opened(tmp_path)
-    for attributes, count in (({}, 50), ({"host": "vit", "pretrained": False}, 60)):
+    encoder = EncoderConfig(name="vit", args={"img_size": 32}, weights="/vit.pth")
+    for attributes, count in (({}, 50), (described(encoder), 60)):
         found = FeatureFile(write_features(tmp_path / "x.h5", regions=60, **attributes))
         np.testing.assert_array_equal(found.rows(source.train, 0), rows(0, regions=60)[:count])
-        assert (found.host, found.pretrained) == (attributes.get("host"), attributes.get("pretrained"))
+        assert found.encoder == (encoder if attributes else None)
 
 
 def test_paths_below_any_folder_are_keys(tmp_path: Path) -> None:
@@ -111,9 +113,8 @@ def test_wrong_entries_are_named(tmp_path: Path, change: Callable[[h5py.File], A
     with h5py.File(path, "a") as file:
         change(file)
     source = opened(tmp_path)
-    found = open_features(config(tmp_path), source)
     with pytest.raises(DataError, match=message) as error:
-        found.rows(source.val, 1)
+        open_features(config(tmp_path), source).rows(source.val, 1)
     assert str(path) in str(error.value)
 
 

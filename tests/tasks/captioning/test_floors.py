@@ -5,30 +5,37 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from attngraft.tasks.captioning import floors
+from attngraft.tasks.captioning import floors as module
 from attngraft.tasks.captioning.cider import cider_d
-from attngraft.tasks.captioning.floors import constant_caption, human_captions, random_captions
+from attngraft.tasks.captioning.floors import CONSTANT, HUMAN, RANDOM, constant_caption, floors
+from attngraft.tasks.captioning.metrics import measure, statistics
 from tests.tasks.captioning import captions
+
+TRAIN = [["a dog runs", "the dog"], ["a dog runs fast", "dogs"], ["two men", "men sit"]]
+JUDGED = [["a dog runs", "a dog runs away"], ["a man", "a man stands"]]
+
+
+def words(texts: list[list[str]]) -> list[list[list[str]]]:
+    return [[text.split() for text in of_image] for of_image in texts]
 
 
 @pytest.mark.parametrize("at_once", [1, 25, 10_000])
 def test_no_candidate_is_better_than_the_constant_caption(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(floors, "_AT_ONCE", at_once)
+    monkeypatch.setattr(module, "_AT_ONCE", at_once)
     references, candidates = captions.random_references(10), captions.random_captions(30, words=20)
     means = [cider_d([each] * 10, references).mean() for each in candidates]
     assert constant_caption(candidates, references) == candidates[int(np.argmax(means))]
 
 
-def test_random_captions_are_candidates() -> None:
-    candidates = [["a"], ["b"], ["c"]]
-    found = random_captions(candidates, 50)
-    assert len(found) == 50
-    assert {each[0] for each in found} == {"a", "b", "c"}
-    assert found == random_captions(candidates, 50) != random_captions(candidates, 50, seed=1)
+def test_floors_are_the_metrics_of_captions_without_a_model() -> None:
+    found = floors(TRAIN, JUDGED)
+    caption, references = found["caption"].split(), words(JUDGED)
+    assert found["caption"] in {captions[0] for captions in TRAIN}
+    assert found[CONSTANT] == measure(statistics([caption, caption], references)).values
+    last, others = [each[-1] for each in references], [each[:-1] for each in references]
+    assert found[HUMAN] == measure(statistics(last, others)).values
+    assert found == floors(TRAIN, JUDGED) and found[RANDOM].keys() == found[CONSTANT].keys()
 
 
-def test_the_last_reference_is_the_human_caption() -> None:
-    assert human_captions([[["a"], ["b"], ["c"]], [["d"]], [["e"], ["f"]]]) == (
-        [["c"], ["f"]],
-        [[["a"], ["b"]], [["e"]]],
-    )
+def test_images_with_one_caption_have_no_human_one() -> None:
+    assert HUMAN not in floors(TRAIN, [["a dog"], ["men"]])

@@ -21,6 +21,7 @@ from attngraft.models.host_input import host_input
 from attngraft.strict import require
 from attngraft.tasks.images.inputs import HostInput, image_to_tensor
 from attngraft.tasks.images.stored import read_image
+from attngraft.timing.macs import evaluating
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +47,7 @@ class ImageEncoder(nn.Module):
     """An image model without its head.
 
     Args:
-        model: a model with `forward_intermediates`, or `forward_features` that returns tokens (B, N, C).
+        model: a model that `grid_features` supports.
         given: its input.
     """
 
@@ -55,30 +56,21 @@ class ImageEncoder(nn.Module):
         self.model, self.given = model, given
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the features (B, R, C) of uint8 images (B, 3, H, W).
+        """Return the features (B, R, C) of uint8 images (B, 3, H, W)."""
+        return grid_features(self.model, self.given.normalize(images))
 
-        They are the last map after the last norm, without prefix tokens, pooling and head.
+    def blank(self) -> Tensor:
+        """Return a black image, uint8 (1, C, H, W)."""
+        given = self.given
+        device = next(self.model.parameters()).device
+        return torch.zeros(1, given.channels, given.height, given.width, dtype=torch.uint8, device=device)
 
-        Raises:
-            HostError: the model has no such map.
-        """
-        pixels = self.given.normalize(images)
-        intermediates, features = (
-            getattr(self.model, name, None) for name in ("forward_intermediates", "forward_features")
-        )
-        if callable(intermediates):
-            found: Tensor = intermediates(
-                pixels, indices=1, norm=True, output_fmt="NCHW", intermediates_only=True
-            )[-1]  # fmt: skip
-            return found.flatten(2).transpose(1, 2)
-        if callable(features):
-            found = features(pixels)
-            if isinstance(found, Tensor) and found.ndim == 3:
-                return found[:, getattr(self.model, "num_prefix_tokens", 0) :]
-        raise HostError(
-            f"{type(self.model).__name__}: has neither forward_intermediates nor tokens in forward_features, which return a "
-            "grid of features; use a timm model, such as timm:resnet50"
-        )
+    def unused(self) -> list[nn.Parameter]:
+        """Return the parameters that have no effect on the features, such as those of the head."""
+        with evaluating(self), torch.enable_grad():
+            used = [each for each in self.parameters() if each.requires_grad]
+            gradients = torch.autograd.grad(self(self.blank()).sum(), used, allow_unused=True)
+        return [each for each, gradient in zip(used, gradients, strict=True) if gradient is None]
 
     def digest(self) -> str:
         """Return a digest of the weights."""
@@ -87,6 +79,30 @@ class ImageEncoder(nn.Module):
             found.update(name.encode())
             found.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
         return found.hexdigest()[:16]
+
+
+def grid_features(model: nn.Module, images: Tensor) -> Tensor:
+    """Return the last map of a model as rows, (B, R, C): after its last norm, without prefix tokens, pooling and head.
+
+    Args:
+        model: a model with `forward_intermediates`, or `forward_features` that returns tokens (B, N, C).
+        images: normalized images (B, 3, H, W).
+
+    Raises:
+        HostError: the model has neither.
+    """
+    intermediates, features = (getattr(model, name, None) for name in ("forward_intermediates", "forward_features"))
+    if callable(intermediates):
+        found: Tensor = intermediates(images, indices=1, norm=True, output_fmt="NCHW", intermediates_only=True)[-1]
+        return found.flatten(2).transpose(1, 2)
+    if callable(features):
+        found = features(images)
+        if isinstance(found, Tensor) and found.ndim == 3:
+            return found[:, getattr(model, "num_prefix_tokens", 0) :]
+    raise HostError(
+        f"{type(model).__name__}: has neither forward_intermediates nor tokens in forward_features, which return a grid of "
+        "features; use a timm model, such as timm:resnet50"
+    )
 
 
 def create_encoder(config: EncoderConfig) -> ImageEncoder:
@@ -132,6 +148,8 @@ class EncodedCaptioner(HostedModel):
         super().__init__(host)
         self.encoder = encoder.requires_grad_(trained)
         self._trained = trained
+        for parameter in encoder.unused() if trained else ():
+            parameter.requires_grad_(False)
 
     def train(self, mode: bool = True) -> EncodedCaptioner:
         super().train(mode)

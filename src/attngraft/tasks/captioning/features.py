@@ -120,10 +120,10 @@ class FeatureFile:
         return next((key for end in (images.names[index], *ends) if (key := key_of(end)) in self._keys), None)
 
     def check(self, source: CaptionSource) -> None:
-        """Check that all images have features.
+        """Check that all images have features, with equally many channels.
 
         Raises:
-            DataError: some have none; the message names the first of them.
+            DataError: some have none, or others; the message names the first of them.
         """
         for images in source.parts().values():
             missing = [images.names[i] for i in range(len(images)) if self.key(images, i) is None]
@@ -134,6 +134,9 @@ class FeatureFile:
                     f"({shortened(map(cut, missing), _LISTED)}; {place}); add them with attngraft features IMAGES --out "
                     f"{self.path}, or remove their captions"
                 )
+            for index, name in enumerate(images.names):
+                with self._dataset(str(self.key(images, index)), name):
+                    pass
 
     def rows(self, images: CaptionedImages, index: int) -> np.ndarray:
         """Return the rows of an image, (R, C) float32: all of a host's grid, at most 50 of a detector.
@@ -147,6 +150,18 @@ class FeatureFile:
         return self._read(key, images.names[index])
 
     def _read(self, key: str, name: str) -> np.ndarray:
+        with self._dataset(key, name) as dataset:
+            check_unpacked(self.path, dataset.size * dataset.dtype.itemsize, self.path.stat().st_size)
+            rows: np.ndarray = dataset[: None if self.encoder is not None else REGIONS].astype(np.float32)
+        if not np.isfinite(rows).all():
+            raise DataError(
+                f"{self.path}: {key}{ENDING} of {cut(name)} contains numbers that are not finite; compute it again"
+            )
+        return rows
+
+    @contextmanager
+    def _dataset(self, key: str, name: str) -> Iterator[Any]:
+        """Open the rows of an image, whose form is checked."""
         import h5py
 
         entry, what = f"{key}{ENDING}", f"{self.path}: {key}{ENDING}"
@@ -167,11 +182,7 @@ class FeatureFile:
                     f"{what} of {cut(name)} has {shape[1]} channels, but other images {self.channels}; compute all features "
                     "with the same model"
                 )
-            check_unpacked(self.path, dataset.size * dataset.dtype.itemsize, self.path.stat().st_size)
-            rows: np.ndarray = dataset[: None if self.encoder is not None else REGIONS].astype(np.float32)
-        if not np.isfinite(rows).all():
-            raise DataError(f"{what} of {cut(name)} contains numbers that are not finite; compute it again")
-        return rows
+            yield dataset
 
     def _opened(self) -> Any:
         """Return the open file; a forked process must not share it with its parent."""

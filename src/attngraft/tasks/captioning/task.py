@@ -176,14 +176,13 @@ class Captioning(ConfiguredTask):
         if encoder is not None:
             if encoder.weights is not None and not user_path(encoder.weights).exists():
                 raise ConfigError(f"task.encoder.weights: {encoder.weights}: no such file or folder; correct the path")
+            _check_images(source)
             created = create_encoder(encoder)
-            given = created.given
-            blank = torch.zeros(1, given.channels, given.height, given.width, dtype=torch.uint8)
             with evaluating(created), torch.no_grad():
-                rows, channels = created(blank).shape[1:]
+                rows, channels = created(created.blank()).shape[1:]
             facts = {"rows": rows, "channels": channels, "encoder": None, "encoder_digest": ""}
             note = [] if encoder.trained or self.config.train_encoder else [_UNTRAINED.format(encoder.name)]
-            return given, facts, note
+            return created.given, facts, note
         file = open_features(self.config, source)
         known = file.encoder
         note = [_UNTRAINED.format(known.name)] if known is not None and not known.trained else []
@@ -437,6 +436,18 @@ def _regions(host: Mapping[str, Any]) -> Mapping[str, Any]:
             "of any image model (attngraft features --help)"
         )
     return host
+
+
+def _check_images(source: CaptionSource) -> None:
+    """Check that all images exist.
+
+    Raises:
+        DataError: one does not.
+    """
+    for images in source.parts().values():
+        for path, place in zip(images.images, images.places, strict=True):
+            if not path.is_file():
+                raise DataError(f"{path}: no such image ({place}); restore it, or correct task.data.images")
 
 
 def _unigram(source: CaptionSource, vocabulary: Vocabulary) -> dict[str, float]:

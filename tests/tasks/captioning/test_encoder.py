@@ -1,4 +1,4 @@
-"""Rows of the grids of hosts, and hosts without a grid."""
+"""Rows of the grids of image models, and models without a grid."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from attngraft.errors import HostError
-from attngraft.tasks.captioning.extraction import grid_features
+from attngraft.tasks.captioning.encoder import grid_features
 
 
 @pytest.mark.parametrize(
