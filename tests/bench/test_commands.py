@@ -60,7 +60,10 @@ COMMANDS = {
     "points": ["--threads", "1"],
     "segmentation": ["--size", "64", "--image", "32", "--threads", "1"],
     "detection": ["--size", "60", "80", "--image", "32", "--threads", "1"],
-    "captioning": ["--samples", "4", "--images", "20", "--threads", "1"],
+    "captioning": [
+        *("--samples", "4", "--images", "20", "--threads", "1", "--captioned", "20", "--rows", "3", "--channels", "8"),
+        *("--steps", "2", "--evaluated", "2", "--set", "host.args={dim: 24, depth: 1, heads: 2, hidden: 32, slots: 4}"),
+    ],
     "translation": ["--tokens", "60", "--sentences", "4", "--decoded", "2", "--threads", "1"],
 }
 PARTS = {"products", "steps"}  #: modules that commands share

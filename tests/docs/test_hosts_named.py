@@ -70,11 +70,12 @@ NAMED = {
     "torchvision.swin": ("Swin (V1 and V2)",),
     "t2t_vit": ("T2T-ViT",),
     "bixt": ("BiXT", "its baselines"),
+    "captioning": ("the meshed-memory captioner",),
     "translation": ("the translation Transformer",),
 }
 #: the row of README's table, by the beginning of an adapter's name
 ROWS = {"timm": "timm", "hf": "transformers", "torch": "torch.nn", "torchvision": "torchvision"}
-ROWS |= dict.fromkeys(("t2t_vit", "bixt", "translation"), "attngraft")
+ROWS |= dict.fromkeys(("t2t_vit", "bixt", "captioning", "translation"), "attngraft")
 
 
 def text(page: Path) -> str:

@@ -20,7 +20,22 @@ LABELS = {"classes": ["a", "b"], "counts": {"train": {"a": 3, "b": 3}}, "sizes":
 IMAGES = {**LABELS, "input": {"size": [3, 8, 8], "mean": [0.5], "eval_crop_pct": 0.9}}
 TEXTS = {"column": "text", "tokenizer": "af12", "vocab_size": 100, "max_length": None}
 CLOUDS = {**LABELS, "input": {"points": 64, "sample": "first", "normals": False, "normalize": True}}
+SCORES = {"cider": 9.5, "bleu1": 30}
 FACTS: dict[str, dict[str, Any]] = {
+    "captioning": {
+        "sizes": {"train": 9, "val": 3},
+        "input": {
+            "vocabulary": "af12",
+            "words": 90,
+            "rows": 49,
+            "channels": 2048,
+            "encoder": {"name": "timm:resnet50"},
+            "encoder_digest": "ab34",
+        },
+        "constant_caption": "a dog",
+        "floors": {"val": {"constant": SCORES, "random": SCORES}},
+        "unigram": {"train": 4.5, "val": 5},
+    },
     "classification": IMAGES,
     "multilabel": IMAGES,
     "token_labeling": IMAGES,
@@ -42,6 +57,10 @@ FACTS: dict[str, dict[str, Any]] = {
     },
 }
 REQUIRED = {
+    "captioning": [
+        *("sizes", "input", "input.vocabulary", "input.words", "input.rows", "input.channels", "input.encoder"),
+        *("floors", "floors.val", "floors.val.constant", "constant_caption", "unigram", "unigram.val"),
+    ],
     "classification": [
         "classes",
         "counts",

@@ -16,8 +16,10 @@ from safetensors.torch import save_file
 from attngraft.tasks.token_labeling.maps import LabelMaps, save_label_map
 from attngraft.training.loop import train
 from attngraft.training.progress import Silent
-from attngraft.training.recipe import load_recipe, load_schedule, packaged_recipes
+from attngraft.training.recipe import load_recipe, load_schedule, packaged_recipes, recipe_to_dict
 from tests.slow import slow_but
+from tests.tasks.captioning.scenes import HOST as CAPTIONER
+from tests.tasks.captioning.scenes import write_scenes
 from tests.tasks.detection.scenes import SMALL, write_coco
 from tests.tasks.images.datasets import make_folder
 from tests.tasks.points.shapes import write_shapes
@@ -81,6 +83,7 @@ QUICK = (
     "small-detection",
     "small-segmentation",
     "t2t-imagenet100",
+    "tiny-captioning",
     "tiny-parts",
     "tiny-points",
     "tiny-translation",
@@ -99,6 +102,12 @@ def test_one_step(name: str, tmp_path: Path) -> None:
             f"task.{field}": value for field, value in pairs.section(tmp_path / "pairs").items() if field == "data"
         }
         changes |= {"task.vocab_size": 340, "task.decoding.max_length": 8}
+    elif task == "captioning":
+        changes |= {"host.args": CAPTIONER["args"], "task.data.source": str(write_scenes(tmp_path / "scenes"))}
+        changes |= {"task.max_length": 8, "task.vocabulary.min_count": 1}
+        if plain.stages:
+            stages = recipe_to_dict(plain)["stages"]
+            changes |= {"schedule.epochs": len(stages), "stages": [{**stage, "epochs": 1} for stage in stages]}
     elif task == "segmentation":
         sizes = TINY["bixt" if "bixt" in plain.host.name else "swin"]
         changes |= {f"host.args.{field}": value for field, value in sizes.items() if field != "img_size"}
@@ -128,5 +137,5 @@ def test_one_step(name: str, tmp_path: Path) -> None:
     recipe = load_recipe(name, [f"{field}={json.dumps(value)}" for field, value in changes.items()])
     train(recipe, tmp_path / "run", progress=Silent())
     rows = metric_rows(tmp_path / "run")
-    assert len(rows) == 1
+    assert len(rows) == max(1, len(plain.stages))
     assert np.isfinite(rows[0]["train/loss"])

@@ -96,6 +96,8 @@ def check(
 
         attngraft data check ./nuclei --task detection --contact-sheet objects.png
 
+        attngraft data check ./flickr8k --set task.features=features.h5 --contact-sheet captions.png
+
         attngraft data check ./modelnet40 --set task.points=1024 --contact-sheet clouds.png
     """
     from attngraft.files import check_output
@@ -126,6 +128,7 @@ def check(
         "translation",
         "segmentation",
         "detection",
+        "captioning",
         "points",
         "point_parts",
     ):
@@ -134,6 +137,11 @@ def check(
         from attngraft.cli.data_points import check_points
 
         check_points(task, settings, others, save_split, contact_sheet, as_json=as_json)
+        return
+    if task == "captioning":
+        from attngraft.cli.data_captions import check_captions
+
+        check_captions(settings, assignments(others, option="--set"), save_split, contact_sheet, as_json=as_json)
         return
     if others and task != "translation":
         raise UsageError(f"--set task.{others[0]}: only fields of task.data can be set for these data")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from attngraft.tasks.captioning.config import CaptioningConfig
     from attngraft.tasks.detection.config import ObjectDataConfig
     from attngraft.tasks.images.config import DataConfig
     from attngraft.tasks.points.config import PointDataConfig
@@ -30,7 +31,13 @@ def default_recipe(task: str, settings: dict[str, Any]) -> Recipe:
 
 
 def compare_command(
-    config: DataConfig | TextDataConfig | TranslationConfig | MaskDataConfig | ObjectDataConfig | PointDataConfig,
+    config: CaptioningConfig
+    | DataConfig
+    | TextDataConfig
+    | TranslationConfig
+    | MaskDataConfig
+    | ObjectDataConfig
+    | PointDataConfig,
     task: str,
     *,
     also: Sequence[str] = (),
@@ -51,6 +58,6 @@ def compare_command(
             if (section, field.name) != (data, "source") and plain and value != field.default:
                 words += ["--set", f"{prefix}{field.name}={value if isinstance(value, str) else json.dumps(value)}"]
     words += [word for text in also for word in ("--set", text)]
-    # a host of images needs no name here; those of point clouds are ours, and the recipe's is one
-    host = default_recipe(task, {}).host.name if task in ("points", "point_parts") else "..."
+    # the hosts of these tasks are ours, and the recipe's is one
+    host = default_recipe(task, {}).host.name if task in ("captioning", "points", "point_parts") else "..."
     return f"{shlex.join(words)} --host {host} --graft ..."

@@ -23,6 +23,7 @@ from attngraft.yaml_config import dump_yaml
 FILE = "README.md"
 #: tasks of the Hub, by kind of inputs or by task
 _PIPELINES = {
+    "captioning": "image-to-text",
     "detection": "object-detection",
     "images": "image-classification",
     "segmentation": "image-segmentation",
@@ -31,6 +32,7 @@ _PIPELINES = {
 }
 #: inputs of `attngraft predict`, likewise
 _INPUTS = {
+    "captioning": "IMAGES...",
     "detection": "IMAGES... --out boxes",
     "images": "IMAGES...",
     "segmentation": "IMAGES... --out masks",

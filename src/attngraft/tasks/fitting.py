@@ -7,6 +7,7 @@ from typing import Any
 
 from attngraft.errors import AttngraftError, DataError
 from attngraft.files import user_path
+from attngraft.tasks.captioning.files import has_captions
 from attngraft.tasks.detection.voc import is_voc
 from attngraft.tasks.detection.yolo import is_yolo
 from attngraft.tasks.images.config import DataConfig
@@ -40,6 +41,7 @@ _PROBED = 20  #: number of rows whose paths are looked at
 def fitting_task(data: Mapping[str, Any]) -> tuple[str, str]:
     """Return the name of the task that fits the data, and the reason.
 
+    Captions of images in the files of `captioning` fit it, unless there are annotations of objects too.
     Point clouds fit `points`, or `point_parts` if their points have parts. YOLO labels with their data.yaml, and Pascal VOC
     annotations of objects, fit `detection`.
     Images with masks, in folders or in columns of a Hugging Face data set, fit `segmentation`. Line-aligned files of two
@@ -58,6 +60,8 @@ def fitting_task(data: Mapping[str, Any]) -> tuple[str, str]:
         return DEFAULT, "digits have one class each"
     path, found = user_path(source), None
     try:
+        if source and has_captions(path):
+            return "captioning", f"captions of images in {source}"
         if source and _has_coco(path):
             return "multilabel", f"COCO annotations in {source}"
         if source and path.is_dir() and has_masks(path):

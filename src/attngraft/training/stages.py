@@ -97,6 +97,8 @@ def stage_recipe(recipe: Recipe, stage: Stage) -> Recipe:
     optimizer, schedule = recipe.optimizer, recipe.schedule
     if stage.own_schedule:
         given = {**to_plain(schedule), "epochs": stage.epochs, **(stage.schedule or {})}
+        if given["name"] != "inverse_sqrt":  # whose warm-up alone counts updates without `steps`
+            given["warmup_steps"] = None
         schedule = read(ScheduleConfig, given, where=f"stages.{stage.name}.schedule")
         optimizer = replace(optimizer, lr=optimizer.lr if stage.lr is None else stage.lr)
     train = replace(recipe.train, first=None, batch_size=stage.batch_size or recipe.train.batch_size)

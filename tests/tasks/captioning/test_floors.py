@@ -28,14 +28,14 @@ def test_no_candidate_is_better_than_the_constant_caption(at_once: int, monkeypa
 
 
 def test_floors_are_the_metrics_of_captions_without_a_model() -> None:
-    found = floors(TRAIN, JUDGED)
-    caption, references = found["caption"].split(), words(JUDGED)
-    assert found["caption"] in {captions[0] for captions in TRAIN}
+    constant, known = floors(TRAIN, {"val": JUDGED})
+    caption, references, found = constant.split(), words(JUDGED), known["val"]
+    assert constant in {captions[0] for captions in TRAIN}
     assert found[CONSTANT] == measure(statistics([caption, caption], references)).values
     last, others = [each[-1] for each in references], [each[:-1] for each in references]
     assert found[HUMAN] == measure(statistics(last, others)).values
-    assert found == floors(TRAIN, JUDGED) and found[RANDOM].keys() == found[CONSTANT].keys()
+    assert (constant, known) == floors(TRAIN, {"val": JUDGED}) and found[RANDOM].keys() == found[CONSTANT].keys()
 
 
 def test_images_with_one_caption_have_no_human_one() -> None:
-    assert HUMAN not in floors(TRAIN, [["a dog"], ["men"]])
+    assert HUMAN not in floors(TRAIN, {"val": [["a dog"], ["men"]]})[1]["val"]

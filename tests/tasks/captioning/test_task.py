@@ -265,7 +265,7 @@ def test_chance_the_plateau_and_the_report(tmp_path: Path) -> None:
     facts, records = loaded.data.facts, loaded.infer(range(9))
     table = RecordTable(names=np.arange(9).astype(str), columns={**records.statistics, **records.outputs})
     chance = task.chance(table, facts)
-    assert chance is not None and facts["floors"]["val"]["caption"] in chance.description
+    assert chance is not None and facts["constant_caption"] in chance.description
     assert chance.values.keys() == task.measure(table, facts).values.keys()
     assert chance.values["loss"] == facts["unigram"]["val"] > 0
     assert "frequencies of words" in task.training_note({"loss": chance.values["loss"]}, facts)

@@ -14,12 +14,15 @@ from typing import Any
 from attngraft.errors import DataError
 from attngraft.opening import JSON_LIMIT, read_mapping
 from attngraft.suggest import cut, quoted
+from attngraft.tasks.images.coco import coco_files
 from attngraft.tasks.images.sources.table import LabelTable, find_column, read_table, read_utf8
 
 NAME_COLUMNS = ("file_name", "image", "filename", "file")
 CAPTION_COLUMNS = ("captions", "caption")
 
 _TOKEN = re.compile(r"(?P<name>[^\t]+?)#\d+\t(?P<caption>.*)")
+#: names of files of captions
+_CAPTIONS = re.compile(r"captions(_.+)?\.(json|jsonl|csv|tsv|parquet)|dataset_.+\.json|.+\.token(\.txt)?")
 _WRONG = (KeyError, TypeError, ValueError, AttributeError, OSError)
 
 
@@ -45,6 +48,17 @@ class Captioned:
             what = "is empty" if empty else f"is {quoted(caption)}, not text"
             raise DataError(f"{where}: a caption of {cut(self.name)} {what}; write one, or remove this entry")
         self.captions.append(" ".join(caption.split()))
+
+
+def has_captions(path: Path) -> bool:
+    """Return whether a file, or a folder without annotations of objects, has captions by its name or the names in it."""
+    if path.is_file():
+        return bool(_CAPTIONS.fullmatch(path.name))
+    annotations = coco_files(path)
+    if not path.is_dir() or any(not _CAPTIONS.fullmatch(file.name) for file in annotations.values()):
+        return False
+    folders = (path, path / "annotations")
+    return any(_CAPTIONS.fullmatch(file.name) for folder in folders if folder.is_dir() for file in folder.iterdir())
 
 
 def read_coco_captions(file: Path, *, split: str) -> list[Captioned]:

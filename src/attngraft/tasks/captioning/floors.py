@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,10 @@ _IMAGES, _CANDIDATES = 200, 100  #: of the training part, among which the consta
 _AT_ONCE = 10_000  #: scored captions in memory at a time
 
 
-def floors(train: Sequence[Sequence[str]], judged: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Return the metrics of captions without a model on some images, and the constant caption.
+def floors(
+    train: Sequence[Sequence[str]], judged: Mapping[str, Sequence[Sequence[str]]]
+) -> tuple[str, dict[str, dict[str, Any]]]:
+    """Return a constant caption, and the metrics of captions without a model on the images of each part.
 
     `constant`: the training caption with the highest mean CIDEr-D if it is written for every training image, among 100
     captions and for 200 images; `random`: another training caption for each image; `human`: each image's last caption,
@@ -27,25 +29,29 @@ def floors(train: Sequence[Sequence[str]], judged: Sequence[Sequence[str]]) -> d
 
     Args:
         train: captions of each training image.
-        judged: captions of each of the images on which models are judged.
+        judged: captions of each of the images on which models are judged, by part.
     """
     some = [train[int(i)] for i in np.linspace(0, len(train) - 1, min(_IMAGES, len(train)))]
     chosen = [some[int(i)] for i in np.linspace(0, len(some) - 1, min(_CANDIDATES, len(some)))]
     tokens = [[tokenize(each) for each in captions] for captions in some]
     constant = constant_caption([tokenize(captions[0]) for captions in chosen], tokens)
     every = [caption for captions in train for caption in captions]
+    return " ".join(map(str, constant)), {part: _floors(constant, every, images) for part, images in judged.items()}
+
+
+def _floors(constant: Tokens, every: Sequence[str], judged: Sequence[Sequence[str]]) -> dict[str, Any]:
     drawn = np.random.default_rng(0).integers(len(every), size=len(judged))
     references = [[tokenize(each) for each in captions] for captions in judged]
     written: dict[str, Sequence[Tokens]] = {
         CONSTANT: [constant] * len(judged),
         RANDOM: [tokenize(every[i]) for i in drawn],
     }
-    found = {name: measure(statistics(captions, references)).values for name, captions in written.items()}
+    found = {name: dict(measure(statistics(captions, references)).values) for name, captions in written.items()}
     several = [captions for captions in references if len(captions) > 1]
     if several:
         last, others = [captions[-1] for captions in several], [captions[:-1] for captions in several]
-        found[HUMAN] = measure(statistics(last, others)).values
-    return {"caption": " ".join(map(str, constant)), **{name: dict(values) for name, values in found.items()}}
+        found[HUMAN] = dict(measure(statistics(last, others)).values)
+    return found
 
 
 def constant_caption(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> Tokens:

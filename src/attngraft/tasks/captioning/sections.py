@@ -17,18 +17,19 @@ STORED = 60  #: number of captions; the report shows those on which variants dif
 _METRICS = {"bleu1": "BLEU-1", "bleu4": "BLEU-4", "rouge_l": "ROUGE-L", "cider": "CIDEr-D"}
 
 
-def sections(predictions: Sequence[Mapping[str, Any]], *, floors: Mapping[str, Any]) -> list[Section]:
+def sections(predictions: Sequence[Mapping[str, Any]], *, constant: str, floors: Mapping[str, Any]) -> list[Section]:
     """Return the metrics as means over seeds beside those without a model, and captions by the first seed's run.
 
     Args:
         predictions: columns of each seed's records, with outputs if they were saved.
+        constant: the constant caption.
         floors: the metrics of captions without a model, on the same images.
     """
-    found = [_metrics(predictions, floors)]
+    found = [_metrics(predictions, constant, floors)]
     return [*found, _captions(predictions[0])] if "caption" in predictions[0] else found
 
 
-def _metrics(predictions: Sequence[Mapping[str, Any]], floors: Mapping[str, Any]) -> Section:
+def _metrics(predictions: Sequence[Mapping[str, Any]], constant: str, floors: Mapping[str, Any]) -> Section:
     measured = [measure(each).values for each in predictions]
     names = {CONSTANT: "constant caption", RANDOM: "random caption", HUMAN: "human"}
     known = {shown: floors[name] for name, shown in names.items() if name in floors}
@@ -42,7 +43,7 @@ def _metrics(predictions: Sequence[Mapping[str, Any]], floors: Mapping[str, Any]
         *(Column(name=name, role="common") for name in known),
     ]
     note = (
-        f"Means over seeds. The constant caption is “{floors['caption']}”, the random captions are of training images, and "
+        f"Means over seeds. The constant caption is “{constant}”, the random captions are of training images, and "
         "those of humans are each image’s last reference, judged by its others: fewer references than the models have. "
         f"{_meteor(predictions)}"
     )

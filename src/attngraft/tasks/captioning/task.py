@@ -20,7 +20,7 @@ from attngraft.results.measured import ClosedForm, Measured
 from attngraft.results.records import Records, RecordTable
 from attngraft.results.sections import Metric, Section
 from attngraft.results.study import Chance
-from attngraft.strict import FieldError, OpenSection, read
+from attngraft.strict import FieldError, read
 from attngraft.tasks.captioning.cider import Frequencies
 from attngraft.tasks.captioning.codec import CaptioningCodec, ids_of_captions
 from attngraft.tasks.captioning.config import CaptioningConfig
@@ -63,7 +63,7 @@ class CaptionInputFacts(InputFacts):
     words: int
     rows: int  #: of the features of an image
     channels: int
-    encoder: dict[str, Any] | None  #: `EncoderConfig` of the features; None: of another model
+    encoder: EncoderConfig | None  #: of the features; None: of another model
     encoder_digest: str
 
     def __post_init__(self) -> None:
@@ -73,21 +73,13 @@ class CaptionInputFacts(InputFacts):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FloorFacts(OpenSection):
-    """Metrics of captions without a model, and the constant caption."""
-
-    caption: str
-    constant: dict[str, float]
-    random: dict[str, float]
-
-
-@dataclass(frozen=True, kw_only=True)
 class CaptioningFacts(Facts):
     """Facts of captioning."""
 
     sizes: dict[str, int]
     input: CaptionInputFacts
-    floors: dict[str, FloorFacts]  #: of the validation and test images
+    constant_caption: str
+    floors: dict[str, dict[str, dict[str, float]]]  #: metrics of captions without a model, by split and kind
     unigram: dict[str, float]  #: cross-entropy of the words of each split under their frequencies in training
 
     def __post_init__(self) -> None:
@@ -95,6 +87,8 @@ class CaptioningFacts(Facts):
         for name, numbers in (("floors", self.floors), ("unigram", self.unigram)):
             if missing := {"val", *self.sizes} - {"train"} - numbers.keys():
                 raise FieldError(name, f"must have an entry for each split; {min(missing)} is missing")
+        if without := [part for part, known in self.floors.items() if CONSTANT not in known]:
+            raise FieldError(f"floors.{without[0]}", f"must have the metrics of the {CONSTANT} caption")
 
 
 class Captioning(ConfiguredTask):
@@ -139,7 +133,7 @@ class Captioning(ConfiguredTask):
                 f"task.max_length: the host has {limit} positions, got {config.max_length}; use --set "
                 f"task.max_length={limit}"
             )
-        source = open_captions(config.data, saved_split=self._saved_split)
+        source = self.open_source()
         features, facts, notes = self._open_inputs(source)
         self._random_split, self._parts = source.drawn, source.parts()
         if self._vocabulary is None:
@@ -166,6 +160,14 @@ class Captioning(ConfiguredTask):
             whole=(lambda: self._whole(source, make)) if source.drawn and source.test is None else None,
             facts=self._facts(source, facts, [*source.notes, *notes]),
         )
+
+    def open_source(self) -> CaptionSource:
+        """Return the images with captions, split.
+
+        Raises:
+            DataError: the data cannot be used.
+        """
+        return open_captions(self.config.data, saved_split=self._saved_split)
 
     def _counted(self, source: CaptionSource) -> list[CaptionedImages]:
         return [source.train, source.val] if self.config.vocabulary.validation else [source.train]
@@ -201,7 +203,9 @@ class Captioning(ConfiguredTask):
         return split
 
     def _facts(self, source: CaptionSource, inputs: Mapping[str, Any], notes: Sequence[str]) -> dict[str, Any]:
-        vocabulary, judged = self._known(), {name: each for name, each in source.parts().items() if name != "train"}
+        vocabulary = self._known()
+        judged = {name: images.captions for name, images in source.parts().items() if name != "train"}
+        caption, known = floors(source.train.captions, judged)
         lengths = [len(words_of(text)) for texts in source.train.captions for text in texts]
         facts: dict[str, Any] = {
             "task": self.name,
@@ -213,7 +217,8 @@ class Captioning(ConfiguredTask):
             "captions": {name: sum(map(len, images.captions)) for name, images in source.parts().items()},
             "length": {"median": int(np.median(lengths)), "longest": max(lengths)},
             "input": {"vocabulary": vocabulary.digest, "words": len(vocabulary), **inputs},
-            "floors": {name: floors(source.train.captions, images.captions) for name, images in judged.items()},
+            "constant_caption": caption,
+            "floors": known,
             "unigram": _unigram(source, vocabulary),
             "split_digest": split_digest(source.val),
             "check": {"train_digest": split_digest(source.train)},
@@ -401,7 +406,7 @@ class Captioning(ConfiguredTask):
         part = "test" if "test" in facts["sizes"] else "val"
         known = facts["floors"][part]
         return Chance(
-            description=f"always the caption “{known['caption']}”",
+            description=f"always the caption “{facts['constant_caption']}”",
             values={**known[CONSTANT], "loss": facts["unigram"][part]},
         )
 
@@ -418,7 +423,7 @@ class Captioning(ConfiguredTask):
 
     def sections(self, predictions: Sequence[Mapping[str, Any]], *, facts: Mapping[str, Any]) -> list[Section]:
         part = "test" if "test" in facts["sizes"] else "val"
-        return sections(predictions, floors=facts["floors"][part])
+        return sections(predictions, constant=facts["constant_caption"], floors=facts["floors"][part])
 
 
 _UNTRAINED = "The image features are of an untrained model ({}), so captions can hardly depend on the images."
