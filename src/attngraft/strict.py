@@ -73,7 +73,7 @@ def read(cls: type[T], values: Any, *, where: str) -> T:
     given = {name: convert(value, hints[name], f"{where}.{name}") for name, value in values.items()}
     if is_open:
         for name, value in given.items():
-            if value != values[name] and not isinstance(value, OpenSection):
+            if value != values[name] and not dataclasses.is_dataclass(value):
                 raise ConfigError(f"{where}.{name}: contains text instead of a number or a list: {_show(values[name])}")
     try:
         return cls(**given)
