@@ -51,7 +51,7 @@ def example_view(result: StudyResult, examples: ExampleImages | None) -> Example
 
     def line(model: str, prediction: ExamplePrediction) -> ExampleLine:
         if examples.masks:
-            text = f"mIoU {100 * prediction.confidence:.1f}%"
+            text = shown(prediction.predicted) or f"mIoU {100 * prediction.confidence:.1f}%"  # earlier versions
             return ExampleLine(model=model, prediction=text, right=0, state="", sign="")
         state = "wrong" if prediction.right == 0 else "right" if prediction.right == examples.seeds else "mixed"
         return ExampleLine(

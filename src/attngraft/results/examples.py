@@ -1,4 +1,4 @@
-"""Images that illustrate a study of image classification or segmentation, and their file, examples.json."""
+"""Images that illustrate a study of images, and their file, examples.json."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ EXAMPLES_FILE = "examples.json"
 class ExamplePrediction:
     """Predictions of one image by all seeds of a variant."""
 
-    predicted: str  #: the most frequent class
-    confidence: float  #: mean over the seeds that predict it; of masks, the image's mean IoU
+    predicted: str  #: the most frequent class; of other tasks, a text such as the image's mean IoU, or its caption
+    confidence: float  #: mean over the seeds that predict it
     right: int  #: number of seeds that are correct
 
 
@@ -50,7 +50,7 @@ class ExampleImages:
     variant: str
     seeds: int
     groups: list[ExampleGroup]
-    masks: bool = False  #: whether each image is several pictures side by side
+    masks: bool = False  #: whether pictures are large, and predictions texts of their own
     #: what the pictures show; empty: image, labels, two masks, their errors
     panels: str = ""
 

@@ -20,10 +20,12 @@ from attngraft.results.examples import (
 from attngraft.results.study import StudyResult, VariantResult
 from attngraft.results.wording import baseline_of
 from attngraft.study.config import StudyConfig
+from attngraft.study.example_captions import caption_examples
 from attngraft.study.example_masks import mask_examples
 from attngraft.study.example_objects import object_examples
 from attngraft.study.plan import finished_runs
 from attngraft.study.predictions import open_predictions
+from attngraft.tasks.captioning import Captioning
 from attngraft.tasks.detection import Detection
 from attngraft.tasks.images.inspection import open_thumbnails
 from attngraft.tasks.images.task import ImageTask
@@ -69,7 +71,7 @@ def example_images(config: StudyConfig, result: StudyResult) -> ExampleImages | 
     Thumbnails of an earlier report are reused, so the data are opened only for new ones.
 
     Returns:
-        None if the task neither classifies nor segments images, no variant can be compared, or the images cannot be opened.
+        None if the task shows no images, no variant can be compared, or the images cannot be opened.
     """
     baseline, variant = baseline_of(result), best_variant(result)
     if baseline is None or variant is None:
@@ -104,6 +106,8 @@ def _selected(
         return mask_examples(task, first, variant[seeds[0]], name)
     if isinstance(task, Detection):
         return object_examples(task, first, variant[seeds[0]], name)
+    if isinstance(task, Captioning):
+        return caption_examples(task, first, variant[seeds[0]], name)
     if not isinstance(task, ImageTask) or not classes:
         return None
     before, after = (_answers([runs[seed] for seed in seeds]) for runs in (baseline, variant))

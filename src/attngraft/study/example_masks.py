@@ -50,7 +50,8 @@ def mask_examples(task: Segmentation, baseline: RunRecord, variant: RunRecord, n
             row: _picture(image, [label, *(column[row] for column in masks)], colors)
             for row, (image, label) in zip(wanted, opened, strict=True)
         }
-        return pictures_by_group(groups, before.names, scores, shown, name)
+        texts = [[f"mIoU {100 * score:.1f}%" for score in each] for each in scores]
+        return pictures_by_group(groups, before.names, texts, shown, name)
 
 
 def most_different(scores: Sequence[np.ndarray], name: str, score: str) -> dict[str, list[int]]:
@@ -66,15 +67,24 @@ def most_different(scores: Sequence[np.ndarray], name: str, score: str) -> dict[
 def pictures_by_group(
     groups: Mapping[str, Sequence[int]],
     names: np.ndarray,
-    scores: Sequence[np.ndarray],
+    texts: Sequence[Sequence[str]],
     pictures: Mapping[int, str],
     name: str,
     panels: str = "",
+    labels: Mapping[int, str] | None = None,
 ) -> ExampleImages:
-    """Return the images of each group with their pictures and both scores; `panels` describes the pictures."""
+    """Return the images of each group with their pictures and texts.
 
-    def rated(score: float) -> ExamplePrediction:
-        return ExamplePrediction(predicted="", confidence=round(score, 4), right=0)
+    Args:
+        groups: rows of the images, by title.
+        texts: what is said of each row's image for the baseline, and for the variant.
+        name: name of the variant.
+        panels: description of the pictures.
+        labels: labels of the images; None: their names.
+    """
+
+    def said(text: str) -> ExamplePrediction:
+        return ExamplePrediction(predicted=text, confidence=0.0, right=0)
 
     return ExampleImages(
         variant=name,
@@ -87,9 +97,9 @@ def pictures_by_group(
                 images=[
                     ExampleImage(
                         name=str(names[row]),
-                        label="",
-                        baseline=rated(float(scores[0][row])),
-                        variant=rated(float(scores[1][row])),
+                        label="" if labels is None else labels[row],
+                        baseline=said(texts[0][row]),
+                        variant=said(texts[1][row]),
                         jpeg=pictures[row],
                     )
                     for row in rows

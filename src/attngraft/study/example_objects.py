@@ -56,7 +56,8 @@ def object_examples(task: Detection, baseline: RunRecord, variant: RunRecord, na
             f"From left to right: the image, its objects, and the detections of the baseline and of {name}: the best of all "
             "images, as many as there are objects. Below: F1 of the image at an IoU of 0.5."
         )
-        return pictures_by_group(groups, before.names, scores, shown, name, panels)
+        texts = [[f"F1 {100 * score:.1f}%" for score in each] for each in scores]
+        return pictures_by_group(groups, before.names, texts, shown, name, panels)
 
 
 def _columns(table: Mapping[str, Any]) -> dict[str, Any]:
