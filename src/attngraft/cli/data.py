@@ -141,7 +141,7 @@ def check(
     if task == "captioning":
         from attngraft.cli.data_captions import check_captions
 
-        check_captions(settings, assignments(others, option="--set"), save_split, contact_sheet, as_json=as_json)
+        check_captions(settings, others, save_split, contact_sheet, as_json=as_json)
         return
     if others and task != "translation":
         raise UsageError(f"--set task.{others[0]}: only fields of task.data can be set for these data")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,32 +14,34 @@ from rich.table import Table
 
 from attngraft.cli.checked import COLUMNS, ROWS, TILE, refusals_printed, save_outputs, save_tiles
 from attngraft.cli.output import output_console, print_json
-from attngraft.cli.proposal import compare_command, default_recipe
+from attngraft.cli.proposal import compare_command
 from attngraft.errors import ConfigError, DataError
 from attngraft.strict import read
-from attngraft.tasks.captioning.config import CaptioningConfig
+from attngraft.tasks.captioning.config import CaptionDataConfig, CaptioningConfig
 from attngraft.tasks.captioning.source import CaptionSource
 from attngraft.tasks.captioning.task import Captioning
 from attngraft.tasks.images.stored import read_image
+from attngraft.training.recipe import load_recipe
 
 _TEXT = 34  #: characters of a line below a picture
 
 
 def check_captions(
-    settings: Mapping[str, Any], section: Mapping[str, Any], split: Path | None, sheet: Path | None, *, as_json: bool
+    settings: Mapping[str, Any], others: Sequence[str], split: Path | None, sheet: Path | None, *, as_json: bool
 ) -> None:
     """Read captions and features as training does, and print them; exit with 2 if training would be refused.
 
     Args:
         settings: fields of `task.data`.
-        section: other fields of `task`.
+        others: assignments to other fields of `task`, such as `features=features.h5`.
     """
     from attngraft.training.build import model_data_config
 
-    recipe = default_recipe("captioning", dict(settings))
+    data = read(CaptionDataConfig, dict(settings), where="task.data")
+    also = [f"task.{text}" for text in others]
+    recipe = load_recipe(str(Captioning.default_recipe), also)
     fields = {name: value for name, value in recipe.task.items() if name != "name"}
-    config = read(CaptioningConfig, {**fields, **section}, where="task")
-    given = read(CaptioningConfig, {**section, "data": settings}, where="task")  # without the recipe's fields
+    config = read(CaptioningConfig, {**fields, "data": data}, where="task")
     with refusals_printed("captioning", as_json=as_json, errors=(DataError, ConfigError)):
         task = Captioning(config, seed=0)
         facts = task.load(model_data_config=model_data_config(recipe)).facts
@@ -48,11 +50,11 @@ def check_captions(
         names = ("task", "where", "split", "sizes", "captions", "length", "input", "floors", "notes")
         print_json({**{name: facts[name] for name in names}, "refusals": []})
     else:
-        _show(facts, given)
+        _show(facts, config, compare_command(data, "captioning", also=also))
     save_outputs(source.drawn, split, sheet, save_sheet=partial(_save_sheet, source))
 
 
-def _show(facts: Mapping[str, Any], config: CaptioningConfig) -> None:
+def _show(facts: Mapping[str, Any], config: CaptioningConfig, command: str) -> None:
     console, given = output_console(), facts["input"]
     console.print(f"[bold]{escape(facts['where'])}[/bold]: {facts['kind']}, {given['words']:,} words, for captioning")
     console.print(f"Split: {escape(facts['split'])}")
@@ -74,7 +76,7 @@ def _show(facts: Mapping[str, Any], config: CaptioningConfig) -> None:
     )
     for note in facts["notes"]:
         console.print(f"Note: {escape(note)}", soft_wrap=True)
-    console.print(f"Ready: {escape(compare_command(config, 'captioning'))}", soft_wrap=True)
+    console.print(f"Ready: {escape(command)}", soft_wrap=True)
 
 
 def _save_sheet(source: CaptionSource, path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from attngraft.tasks.captioning.config import CaptioningConfig
+    from attngraft.tasks.captioning.config import CaptionDataConfig
     from attngraft.tasks.detection.config import ObjectDataConfig
     from attngraft.tasks.images.config import DataConfig
     from attngraft.tasks.points.config import PointDataConfig
@@ -31,7 +31,7 @@ def default_recipe(task: str, settings: dict[str, Any]) -> Recipe:
 
 
 def compare_command(
-    config: CaptioningConfig
+    config: CaptionDataConfig
     | DataConfig
     | TextDataConfig
     | TranslationConfig
