@@ -126,7 +126,7 @@ def test_a_host_of_your_own_is_about_forty_lines() -> None:
 def test_every_extra_of_users_is_in_get_started() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     said = (DOCS / "start.md").read_text(encoding="utf-8")
-    rows = set(re.findall(r"(?m)^\| `(\w+)` \|", said.partition("## The demo")[0]))
+    rows = set(re.findall(r"(?m)^\| `([\w-]+)` \|", said.partition("## The demo")[0]))
     assert rows == set(extras) - {"dev", "docs", "test"}
 
 
