@@ -243,8 +243,12 @@ def odd_features(valid: Mapping[str, bytes]) -> st.SearchStrategy[Files]:
     def odd(draw: st.DrawFn) -> Files:
         stream = io.BytesIO()
         with h5py.File(stream, "w") as file:
-            for name in draw(st.lists(st.sampled_from(["host", "pretrained"]), max_size=2, unique=True)):
-                file.attrs[name] = draw(st.sampled_from(["vit", True, 3, b"x", 0.5, [1, 2], np.nan]))
+            for name in draw(
+                st.lists(st.sampled_from(["host", "args", "pretrained", "weights", "digest"]), max_size=5, unique=True)
+            ):
+                file.attrs[name] = draw(
+                    st.sampled_from(["vit", "", "{}", "[]", '{"a": 1}', True, 3, b"x", 0.5, [1, 2], np.nan])
+                )
             for name, array in present.items():
                 kind = draw(st.sampled_from(["same"] * 12 + ["gone", "new", "link", "group"]))
                 if kind == "same":

@@ -34,7 +34,8 @@ from attngraft.study.config import read_study_file, study_from_dict
 from attngraft.study.predictions import open_predictions, read_statistics
 from attngraft.study.verify import verify
 from attngraft.tasks.captioning.config import CaptionDataConfig
-from attngraft.tasks.captioning.features import FeatureFile
+from attngraft.tasks.captioning.encoder import EncoderConfig
+from attngraft.tasks.captioning.features import FeatureFile, described
 from attngraft.tasks.captioning.source import open_captions
 from attngraft.tasks.detection.config import ObjectDataConfig
 from attngraft.tasks.detection.facts import read_facts
@@ -257,12 +258,12 @@ def read_features(folder: Path) -> Any:
     found, source = FeatureFile(folder / "x.h5"), open_captions(CaptionDataConfig(source=str(folder)))
     found.check(source)
     parts = source.parts().values()
-    return found.host, found.pretrained, [found.rows(images, i) for images in parts for i in range(len(images))]
+    return found.encoder, found.encoder_digest, [found.rows(images, i) for images in parts for i in range(len(images))]
 
 
 def write_feature_file(folder: Path) -> None:
     pictures.write_jsonl(folder)
-    pictures.write_features(folder / "x.h5", host="vit", pretrained=True)
+    pictures.write_features(folder / "x.h5", **described(EncoderConfig(name="vit")), digest="af12")
 
 
 def write_split(folder: Path) -> None:

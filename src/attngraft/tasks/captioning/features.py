@@ -48,9 +48,10 @@ def _encoder(attributes: Mapping[str, Any]) -> EncoderConfig | None:
     if not all(isinstance(attributes[name], str) for name in _ENCODER):
         return None
     name, arguments, pretrained, weights = (attributes[name] for name in _ENCODER)
-    return EncoderConfig(
-        name=name, args=parse_json(arguments), pretrained=bool(pretrained), weights=weights or None
-    )  # fmt: skip
+    found = parse_json(arguments)
+    if not isinstance(found, Mapping):
+        raise ValueError(f"the attribute args is {cut(arguments)}, not a JSON object")
+    return EncoderConfig(name=name, args=found, pretrained=bool(pretrained), weights=weights or None)
 
 
 def key_of(path: str) -> str:
