@@ -97,17 +97,17 @@ def rewards(arguments: argparse.Namespace) -> list[Measurement]:
         atol=1e-12,
     )
     plain = lambda: cider_d(sampled, chosen, frequencies=frequencies)  # noqa: E731
-    others: dict[str, tuple[Callable[[], object], float | None]] = {"the plain form": (plain, None)}
+    others: dict[str, Callable[[], object]] = {"the plain form": plain}
     if cider_scorer is not None:
         theirs = scorer(references, images, frequencies)
-        others["pycocoevalcap"] = (lambda: theirs(sampled), 1 / 3)
+        others["pycocoevalcap"] = lambda: theirs(sampled)
     return [
         measurement(
             f"CIDEr-D of {arguments.samples} samples, over {name}",
             paired_ratio(other, lambda: reward.score(sampled, images), pairs=arguments.pairs),
-            bar=bar,
+            bar=1 / 3,
         )
-        for name, (other, bar) in others.items()
+        for name, other in others.items()
     ]
 
 

@@ -128,7 +128,7 @@ def test_files_that_are_no_clouds(tmp_path: Path) -> None:
         (np.zeros((5, 5)), r"is float64 \(5, 5\), expected numbers"),
         (np.zeros(3), "expected numbers"),
         (np.array([["a", "b", "c"]]), "expected numbers"),
-        (np.array([[None, None, None]]), "expected numbers"),
+        (np.array([[None, None, None]]), r"cannot be read as .npy \(is object"),
         (np.zeros((5, 3), dtype=complex), "expected numbers"),
         (np.full((5, 3), np.nan), "point 0 .*not finite"),
     ],
