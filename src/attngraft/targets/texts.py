@@ -61,7 +61,7 @@ def open_text_handle(
     codec = opened.codec
     if isinstance(codec, Serving) and codec.kind == "text":
         encode = _encoder(read_tokenizer(Path(where) / codec.input["tokenizer"]), where)
-    elif type(codec).text_input is not Codec.text_input and codec.takes == ("images" if captions else "text"):
+    elif type(codec).text_input is not Codec.text_input and (codec.takes == "images") == captions:
         encode = partial(codec.text_input, opened.model)
     else:
         raise wrong_input(where, codec, "texts")
