@@ -7,11 +7,15 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import timm
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 import attngraft
+import attngraft.models  # registers the captioner
 from attngraft.cli import main
 from attngraft.errors import RecordError, UsageError
 from attngraft.recording.record import record
@@ -21,6 +25,7 @@ from attngraft.targets.texts import TextHandle, open_text_handle
 from attngraft.tasks.codec import TextInput
 from attngraft.training.loop import train
 from tests.contract.tester import randomize
+from tests.report.explored import pixels
 from tests.tasks.text import toys
 
 transformers = pytest.importorskip("transformers")
@@ -139,3 +144,55 @@ def test_wrong_calls(arguments: list[str], message: str, tmp_path: Path, capsys:
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "page.html").exists()
+
+
+def captioner(name: str, grid: tuple[int, int]) -> TextHandle:
+    """A captioner of two levels with memory slots, on 6 positions of a picture, or on regions if there is no grid."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 9, "feature_dim": 5, "dim": 16, "depth": 2, "heads": 2, "hidden": 16, "slots": 3}
+    model = timm.create_model("m2_transformer", **sizes)
+    randomize(model)
+    source = tuple(f"place {number}" for number in range(6))
+    features = torch.randn(1, 6, 5, generator=torch.Generator().manual_seed(1))
+    tokens = TextInput(
+        kwargs={"features": features, "ids": torch.tensor([[2, 5, 6]])},
+        source=source,
+        inputs=("<bos>", "a", NASTY),
+        target=("a", NASTY, "<eos>"),
+        keys=(*source, "slot 1", "slot 2", "slot 3"),
+        picture=Image.new("RGB", (1800, 1200), "teal") if all(grid) else None,
+        grid=grid,
+    )
+    return TextHandle(name=name, model=model.eval(), encode=lambda text, target: tokens, description="a captioner")
+
+
+def test_a_browser_lays_attention_over_the_image(driver: Any, tmp_path: Path) -> None:
+    page = explore_text([captioner("a", (2, 3)), captioner("b", (0, 0))], "dog.png", out=tmp_path / "page.html")
+    driver.get(page.as_uri())
+    assert driver.execute_script("return titles[state.layer]") == "decoder.1.cross_attn: level 2"
+    driver.execute_script("choose({ row: 1, head: 0 })")
+    first, second = driver.find_elements("css selector", ".model")
+    picture = first.find_element("css selector", ".picture")
+    size = driver.execute_script(
+        "const one = arguments[0].querySelector('img'); return [one.naturalWidth, one.naturalHeight]", picture
+    )
+    assert size == [896, 597]
+    assert not second.find_element("css selector", ".picture").is_displayed()
+    assert second.find_element("css selector", ".source").is_displayed()
+    assert not first.find_element("css selector", ".source").is_displayed()
+    handle = captioner("a", (2, 3))
+    with torch.no_grad(), record(handle.model, sites="decoder.1.cross_attn") as recording:
+        handle.model(**handle.encode("", None).kwargs)
+    row = recording["decoder.1.cross_attn"]["weights"][1, 0, 1]
+    heat = pixels(driver, picture.find_element("css selector", ".heat"))
+    assert heat.shape == (2, 3, 4)
+    order = heat[..., 3].flatten()  # the opacity grows with the attention
+    assert order.argmax() == int(row.argmax()) and (np.diff(order[row.argsort().numpy()]) >= 0).all()
+    box, heat_map = (picture.find_element("css selector", each) for each in (".chosen", ".heat"))
+    assert heat_map.is_displayed() and not box.is_displayed()
+    driver.execute_script("choose({ layer: titles.indexOf('encoder.0.self_attn'), row: 4 })")
+    assert heat_map.is_displayed() and box.get_attribute("style").startswith("top: 50%; left: 33.3333%;")
+    driver.execute_script("choose({ layer: titles.indexOf('decoder.0.self_attn') })")
+    assert not heat_map.is_displayed() and not box.is_displayed()
+    assert driver.title == "dog.png: attention"
+    assert driver.get_log("browser") == []

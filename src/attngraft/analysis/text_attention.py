@@ -1,4 +1,4 @@
-"""Attention between the tokens of one text, and of its translation, quantized for the explorer page."""
+"""Attention between the tokens of one text or image, and of its translation or caption, quantized for the explorer page."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from attngraft.recording.record import record
 from attngraft.tasks.codec import TextInput
 from attngraft.timing.macs import evaluating
 
-Side = Literal["source", "target", "inputs"]  #: fields of `TextInput`
+Side = Literal["source", "target", "inputs", "keys"]  #: fields of `TextInput`
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextLayer:
-    """Attention map of one layer on one text."""
+    """Attention map of one layer on one text or image."""
 
-    site: str  #: site, followed by a colon and the tensor's name unless it is the attention map
+    #: site, followed by a colon and the tensor's name unless it is the attention map, and by the level of cross-attention to
+    #: several levels of an encoder
+    site: str
     rows: Side  #: tokens of the queries; a decoder's are named by the tokens that they predict
     columns: Side  #: tokens of the keys
     weights: QuantizedTensor  #: (H, Nq, Nk)
@@ -32,7 +34,7 @@ class TextLayer:
 
 @dataclass(frozen=True, kw_only=True)
 class TextAttention:
-    """Attention of one model on one text."""
+    """Attention of one model on one text or image."""
 
     tokens: TextInput
     layers: list[TextLayer]
@@ -41,7 +43,7 @@ class TextAttention:
 
 
 def text_attention(model: nn.Module, tokens: TextInput, *, sites: str = "all") -> TextAttention:
-    """Compute the attention of `model` on one text.
+    """Compute the attention of `model` on one text or image.
 
     The model is run once in eval mode, and is not modified.
 
@@ -61,21 +63,24 @@ def text_attention(model: nn.Module, tokens: TextInput, *, sites: str = "all") -
             continue
         decodes = bool(tokens.inputs) and geometry.causal
         rows: Side = "target" if decodes else "source"
-        columns: Side = "inputs" if decodes and not geometry.cross else "source"
+        columns: Side = "source"
+        if not geometry.cross:
+            columns = "inputs" if decodes else "keys" if tokens.keys else "source"
         shape = len(getattr(tokens, rows)), len(getattr(tokens, columns))
         for name, tensor in recording[site].items():
             if name.rpartition(".")[2] not in MAPS:
                 continue
             title = f"{site}: {name}" if "." in name else site
-            if tensor.ndim != 4 or len(tensor) != 1 or tensor.shape[2:] != shape:
+            levels = geometry.sequences  # of an encoder, which are the sequences of cross-attention
+            if tensor.ndim != 4 or len(tensor) != levels or tensor.shape[2:] != shape:
                 skipped[title] = (
                     f"the shape {tuple(tensor.shape)} of its map does not fit the {shape[0]} x {shape[1]} tokens"
                 )
                 continue
-            layers.append(
-                TextLayer(site=title, rows=rows, columns=columns, weights=QuantizedTensor.of(tensor[0], title))
-            )
+            for level, weights in enumerate(tensor, 1):
+                own = title if levels == 1 else f"{title}{',' if '.' in name else ':'} level {level}"
+                layers.append(TextLayer(site=own, rows=rows, columns=columns, weights=QuantizedTensor.of(weights, own)))
     if not layers:
         why = "; ".join(skipped.values()) or "none of them is an attention module"
-        raise RecordError(f"no chosen site has an attention map of the text: {why}")
+        raise RecordError(f"no chosen site has an attention map of the tokens: {why}")
     return TextAttention(tokens=tokens, layers=layers, skipped=skipped, outputs=outputs)

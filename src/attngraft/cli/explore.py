@@ -31,7 +31,10 @@ def explore(
             metavar="RUN|FOLDER|HOST|FILE",
         ),
     ],
-    image: Annotated[Path | None, typer.Option("--image", help="Image file.", metavar="FILE")] = None,
+    image: Annotated[
+        Path | None,
+        typer.Option("--image", help="Image file; for captioning also its features (.npy).", metavar="FILE"),
+    ] = None,
     text: Annotated[
         str | None, typer.Option("--text", help="Instead of an image: a text, for models of texts.")
     ] = None,
@@ -45,7 +48,10 @@ def explore(
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option("--target", help="With --text: the output's text. Default: what each model generates."),
+        typer.Option(
+            "--target",
+            help="With --text, or --image in captioning: the output's text. Default: what each model generates.",
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -76,8 +82,9 @@ def explore(
 
     The page is a single file and needs no network. Two models are shown side by side: a host and its graft, two grafts, or
     two hosts. For models of texts, attention is a matrix with tokens at both sides; in an encoder-decoder's
-    cross-attention, the rows are the output's tokens. Point clouds are rotated with the mouse or the arrow keys, and their
-    points are colored by attention or by predicted part.
+    cross-attention, the rows are the output's tokens. In captioning, the columns are the positions of the image's features;
+    if these are a grid, the attention of a word is shown on the image. Point clouds are rotated with the mouse or the arrow
+    keys, and their points are colored by attention or by predicted part.
 
     Examples:
 
@@ -91,6 +98,10 @@ def explore(
 
         attngraft explore --model mt/runs/baseline/seed0 --model mt/runs/vertical/seed0 --text "A dog runs."
 
+        attngraft explore --model cap/runs/baseline/seed0 --model cap/runs/vertical/seed0 --image dog.jpg
+
+        attngraft explore --model cap/runs/baseline/seed0 --image dog.jpg --target "a dog runs"
+
         attngraft explore --model points/runs/baseline/seed0 --model points/runs/vertical/seed0 --cloud chair.ply
     """
     from attngraft.devices import use_device
@@ -99,6 +110,7 @@ def explore(
     from attngraft.report.explorer import explore_handles
     from attngraft.report.text_explorer import explore_text
     from attngraft.targets.judged import HostOptions
+    from attngraft.targets.texts import writes_captions
 
     host = host_options(pretrained, host_weights, host_arg)
     if [image, text, cloud].count(None) != 2:
@@ -107,10 +119,12 @@ def explore(
         )
     for option, given in {"--text": text, "--target": target}.items():
         check_text(given or "", option=option)
-    if target is not None and text is None:
-        raise UsageError(f"--target belongs to --text TEXT, not to {'an image' if cloud is None else 'a point cloud'}")
-    if image is None and host != HostOptions():
-        option = "--text" if cloud is None else "--cloud"
+    captions = image is not None and any(map(writes_captions, model))
+    if target is not None and text is None and not captions:
+        what = "a point cloud" if image is None else "an image, except with models that caption images"
+        raise UsageError(f"--target belongs to --text TEXT, not to {what}")
+    if (image is None or captions) and host != HostOptions():
+        option = "captioning" if captions else "--text" if cloud is None else "--cloud"
         raise UsageError(
             f"--pretrained, --host-weights and --host-arg are for hosts; {option} takes runs and exported folders"
         )
@@ -118,9 +132,11 @@ def explore(
     page = out or Path("text.html" if file is None else f"{file.stem}.html")
     check_output(page)
     use_device(device)
-    if text is not None:
-        texts = open_text_models(model, names=name or [], weights=weights, trust_code=trust_code)
-        page = explore_text(texts, text, target=target, out=page, sites=sites, title=title)
+    if text is not None or captions:
+        given = str(image) if text is None else text
+        texts = open_text_models(model, names=name or [], captions=captions, weights=weights, trust_code=trust_code)
+        shown = title or (image.name if image else None)
+        page = explore_text(texts, given, target=target, out=page, sites=sites, title=shown)
     elif cloud is not None:
         clouds = open_cloud_models(model, names=name or [], weights=weights, trust_code=trust_code)
         page = explore_cloud(clouds, cloud, out=page, sites=sites, title=title)

@@ -50,17 +50,22 @@ def open_models(
 
 
 def open_text_models(
-    models: Sequence[str], *, names: Sequence[str] = (), weights: Weights = "last", trust_code: bool = False
+    models: Sequence[str],
+    *,
+    names: Sequence[str] = (),
+    captions: bool = False,
+    weights: Weights = "last",
+    trust_code: bool = False,
 ) -> tuple[TextHandle, ...]:
-    """Open runs and exported folders whose models take texts.
+    """Open runs and exported folders whose models take texts, or with `captions` caption images.
 
     Raises:
-        UsageError: more names than models, two models with the same name, or a model does not take texts.
+        UsageError: more names than models, two models with the same name, or a model is of another kind.
     """
     from attngraft.targets.texts import open_text_handle
 
     handles = tuple(
-        open_text_handle(model, name=name, weights=weights, trust_code=trust_code)
+        open_text_handle(model, name=name, captions=captions, weights=weights, trust_code=trust_code)
         for model, name in _with_names(models, names)
     )
     _refuse_equal_names([handle.name for handle in handles])

@@ -25,7 +25,7 @@ from attngraft.tasks.segmentation.codec import SegmentationCodec, overlay
 
 MOST_BYTES = 48_000_000  #: maximum size of a page; larger pages slow browsers down
 _LOSSLESS = 128  #: narrower images are stored as PNG, others as JPEG
-_MOST_PIXELS = 896  #: longest side of the image; the page shows it with at most 560 CSS pixels
+MOST_PIXELS = 896  #: longest side of the image; the page shows it with at most 560 CSS pixels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,7 @@ def explore_handles(
             name=handle.name,
             description=handle.description,
             predicted=_predicted(handle, explored.outputs, image),
-            picture=handle.preparation.cropped(picture, most=_MOST_PIXELS),
+            picture=handle.preparation.cropped(picture, most=MOST_PIXELS),
             explored=explored,
         )
         views.append(view if handle.masks is None else _with_masks(view, handle, handle.masks, image))
@@ -202,8 +202,8 @@ def _plain(view: ModelView) -> dict[str, Any]:
         "name": shown(view.name),
         "description": shown(view.description),
         "predicted": shown(view.predicted),
-        "image": _data_url(view.picture),
-        "masks": {name: _data_url(each) for name, each in view.masks.items()},
+        "image": data_url(view.picture),
+        "masks": {name: data_url(each) for name, each in view.masks.items()},
         "legend": [
             {
                 "name": shown(each.name),
@@ -217,7 +217,8 @@ def _plain(view: ModelView) -> dict[str, Any]:
     }
 
 
-def _data_url(picture: Image.Image) -> str:
+def data_url(picture: Image.Image) -> str:
+    """Return an image as a URL that contains it: PNG if it is small, otherwise JPEG."""
     file, form = io.BytesIO(), "PNG" if picture.width < _LOSSLESS else "JPEG"
     picture.save(file, form, quality=90)
     return f"data:image/{form.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"

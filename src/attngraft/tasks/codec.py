@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from attngraft.tasks.heads import mean_logits
@@ -27,16 +28,19 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True)
 class TextInput:
-    """A text as input of a model, with the tokens at both sides of its attention maps.
+    """A text, or an image to be captioned, as input of a model, with the tokens at both sides of its attention maps.
 
     The rows of a decoder's maps are its input tokens (the start token and all of `target` but the last), so row i belongs
     to the prediction of `target[i]`.
     """
 
     kwargs: Mapping[str, Any]  #: of the forward pass, for a batch of one
-    source: tuple[str, ...]  #: tokens of the text
+    source: tuple[str, ...]  #: tokens of the text, or positions of the image's features
     inputs: tuple[str, ...] = ()  #: input tokens of the decoder; empty without a decoder
     target: tuple[str, ...] = ()  #: predicted or given tokens of the output, one per input token
+    keys: tuple[str, ...] = ()  #: `source` and what else an encoder attends to, such as memory slots; empty: `source`
+    picture: Image.Image | None = None  #: the image, if `source` is a grid over all of it, row by row
+    grid: tuple[int, int] = (0, 0)  #: rows and columns of the grid
 
 
 class Codec(ABC):
@@ -99,13 +103,16 @@ class Codec(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__}.save is not implemented; override it to write images")
 
-    def text_input(self, model: nn.Module, text: str, target: str | None = None) -> TextInput:
-        """Return a text as input, to show attention between its tokens (`attngraft explore --text`).
+    def text_input(self, model: nn.Module, raw: str, target: str | None = None) -> TextInput:
+        """Return a raw input, to show attention between its tokens and those of the output (`attngraft explore`).
 
         Args:
             model: the model, which may generate the output's tokens.
-            text: the text.
+            raw: a text; for models that caption images (`takes`), an image file.
             target: the output's text; None: generate it.
+
+        Raises:
+            DataError: the input cannot be used.
         """
         raise NotImplementedError(
             f"{type(self).__name__}.text_input is not implemented; override it for models of texts"

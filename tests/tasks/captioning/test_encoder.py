@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from attngraft.errors import HostError
-from attngraft.tasks.captioning.encoder import grid_features
+from attngraft.tasks.captioning.encoder import grid_features, grid_of
+from attngraft.tasks.images.inputs import HostInput
 
 
 @pytest.mark.parametrize(
@@ -54,3 +55,20 @@ def test_tokens_of_hosts_without_intermediates_lose_their_prefix() -> None:
     assert torch.equal(grid_features(Host(), images), images.flatten(2).mT[:, 1:])
     with pytest.raises(HostError, match=r"Sequential: has neither forward_intermediates nor tokens"):
         grid_features(nn.Sequential(), images)
+
+
+@pytest.mark.parametrize(
+    ("size", "rows", "grid"),
+    [
+        ((224, 224), 49, (7, 7)),
+        ((224, 224), 1, (1, 1)),
+        ((256, 128), 32, (8, 4)),
+        ((128, 256), 32, (4, 8)),
+        ((224, 224), 50, None),
+        ((256, 128), 36, None),
+        ((640, 32), 1, None),
+    ],
+)
+def test_the_grid_has_the_input_s_aspect_ratio(size: tuple[int, int], rows: int, grid: tuple[int, int] | None) -> None:
+    given = HostInput.from_model({"input_size": (3, *size)})
+    assert grid_of(rows, given) == grid

@@ -1,4 +1,4 @@
-// Attention between the tokens of a text: a matrix per layer and head.
+// Attention between the tokens of a text: a matrix per layer and head; over the image, if its positions are the tokens.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const state = { layer: 0, head: ALL, row: 0, pinned: false };
@@ -10,6 +10,9 @@ class View {
     this.part("h2").textContent = model.name;
     this.part(".description").textContent = model.description;
     this.part(".target").hidden = model.target.length === 0;
+    this.part(".source").hidden = model.picture !== null;
+    this.part(".picture").hidden = model.picture === null;
+    if (model.picture !== null) this.part(".picture img").src = model.picture;
     this.matrix = this.part(".matrix");
     this.matrix.addEventListener("keydown", (pressed) => this.press(pressed));
     this.overview();
@@ -87,6 +90,21 @@ class View {
     }));
   }
 
+  // The attention over the grid of the image, and the position of the row if it is one of the grid; null: none.
+  overlay(own, place) {
+    const [rows, columns] = this.model.grid, box = this.part(".chosen"), heat = this.part(".heat");
+    heat.hidden = own === null;
+    box.hidden = place === null;
+    if (own !== null) paint(heat, own.slice(0, rows * columns), rows, columns, (share) => 0.6 * (0.35 + 0.65 * share));
+    if (place === null) return;
+    Object.assign(box.style, {
+      top: `${(100 * Math.floor(place / columns)) / rows}%`,
+      left: `${(100 * (place % columns)) / columns}%`,
+      height: `${100 / rows}%`,
+      width: `${100 / columns}%`,
+    });
+  }
+
   shade(cell, share) {
     const [red, green, blue] = color(share);
     cell.style.background = `rgb(${red}, ${green}, ${blue})`;
@@ -102,6 +120,7 @@ class View {
       this.matrix.replaceChildren();
       this.sentence(".source", this.model.source);
       this.sentence(".target", this.model.target);
+      this.overlay(null, null);
       this.part(".summary").textContent = `${titles[state.layer]}: not a layer of this model.`;
       return;
     }
@@ -114,7 +133,9 @@ class View {
     this.drawn = map.length + layer.site + head;
     this.matrix.querySelectorAll("tbody tr").forEach((line, i) => line.classList.toggle("chosen-row", i === chosen));
     this.matrix.querySelectorAll("thead th").forEach((line, i) => line.classList.toggle("chosen-column", i === best + 1));
-    this.sentence(".source", this.model.source, layer.columns === "source" ? own : null);
+    const seen = layer.columns === "inputs" ? null : own, pictured = this.model.picture !== null;
+    this.sentence(".source", this.model.source, seen);
+    this.overlay(pictured ? seen : null, pictured && layer.rows === "source" ? chosen : null);
     // the key i of a decoder is the input token i, which is the output's token i - 1
     this.sentence(".target", this.model.target, layer.columns === "inputs" ? own.slice(1).concat(0) : null);
     const where = `${layer.site}, ${head === ALL ? "mean of heads" : `head ${head}`}`;

@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from attngraft.downloads import downloads, permitted_downloads
 from attngraft.errors import AttngraftError, DataError
+from attngraft.hosts.hosted import host_of
 from attngraft.opening import DAMAGE, TEXT_LIMIT, array_of, open_regular
 from attngraft.suggest import first_line
 from attngraft.tasks.captioning.config import CaptioningConfig
-from attngraft.tasks.captioning.encoder import EncoderConfig, ImageEncoder, create_encoder, read_images
+from attngraft.tasks.captioning.encoder import EncoderConfig, ImageEncoder, create_encoder, grid_of, read_images
 from attngraft.tasks.captioning.split import stacked
 from attngraft.tasks.captioning.vocabulary import BOS, EOS, PAD, Vocabulary
-from attngraft.tasks.codec import Codec
+from attngraft.tasks.codec import Codec, TextInput
 from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.images.sources.listing import EXTENSIONS
 from attngraft.tasks.images.stored import read_image
@@ -131,6 +132,44 @@ class CaptioningCodec(Codec):
                 "image's features"
             )
         return torch.from_numpy(array.astype(np.float32))
+
+    def text_input(self, model: nn.Module, raw: str, target: str | None = None) -> TextInput:
+        """Return an image or its features as input, with words as `inputs` and `target`.
+
+        `source` is the grid of the image's features, `row 0, column 0` first, if the image model is known; otherwise the
+        regions. Words that the model does not know are `<unk>`.
+        """
+        self.check(raw)
+        (inputs,), _ = self.encode([raw])
+        if target is None:
+            with torch.no_grad():
+                row = self.generate(model, inputs.to(next(model.parameters()).device))[0, 1:].tolist()
+            output = row[: row.index(EOS) + 1] if EOS in row else row
+        else:
+            output = self.vocabulary.encode(target)[1:].tolist()
+        host: Any = host_of(unwrapped(model))[0]
+        if len(output) > (most := len(host.positions)):
+            raise DataError(
+                f"the caption has {len(output)} words with its end, but the model writes {most}; shorten it"
+            )
+        ids, words = [BOS, *output[:-1]], self.vocabulary.words
+        given, count = self.given, inputs.shape[1] if self.given is None else self._shape[0]
+        if given is None and not raw.lower().endswith(FEATURES):
+            given = self.encoder.given
+        grid = None if given is None else grid_of(count, given)
+        if grid is None:
+            source = tuple(f"region {number + 1}" for number in range(count))
+        else:
+            source = tuple(f"row {number // grid[1]}, column {number % grid[1]}" for number in range(count))
+        return TextInput(
+            kwargs={"features" if self.given is None else "images": inputs, "ids": torch.tensor([ids])},
+            source=source,
+            inputs=tuple(words[number] for number in ids),
+            target=tuple(words[number] for number in output),
+            keys=(*source, *(f"memory slot {number + 1}" for number in range(host.slots))) if host.slots else (),
+            picture=None if grid is None else read_image(Path(raw)),
+            grid=grid or (0, 0),
+        )
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
         """Return the tokens of the captions found by beam search."""

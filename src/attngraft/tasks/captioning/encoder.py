@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -103,6 +104,14 @@ def grid_features(model: nn.Module, images: Tensor) -> Tensor:
         f"{type(model).__name__}: has neither forward_intermediates nor tokens in forward_features, which return a grid of "
         "features; use a timm model, such as timm:resnet50"
     )
+
+
+def grid_of(rows: int, given: HostInput) -> tuple[int, int] | None:
+    """Return the rows and columns of a grid of so many positions with the aspect ratio of the input; None: there is none."""
+    down = round(math.sqrt(rows * given.height / given.width))
+    across = rows // max(1, down)
+    fits = down * across == rows and down * given.width == across * given.height
+    return (down, across) if fits else None
 
 
 def create_encoder(config: EncoderConfig) -> ImageEncoder:

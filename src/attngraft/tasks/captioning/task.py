@@ -107,7 +107,7 @@ class Captioning(ConfiguredTask):
         "rouge_l": Metric(label="ROUGE-L", best=100),
         "loss": Metric(label="loss", higher_is_better=False),
     }
-    capabilities = frozenset({"data_check", "export", "folds", "generation", "halving", "predict"})
+    capabilities = frozenset({"data_check", "explorer", "export", "folds", "generation", "halving", "predict"})
     has_light_inference = True
     hosts = ("m2_transformer",)
     config: CaptioningConfig

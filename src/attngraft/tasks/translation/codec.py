@@ -84,8 +84,8 @@ class TranslationCodec(Codec):
 
         return call_padded(unwrapped(model), inputs, call)
 
-    def text_input(self, model: nn.Module, text: str, target: str | None = None) -> TextInput:
-        source, tokenizer = torch.from_numpy(self._ids([text])[0]).long()[None], self.tokenizer
+    def text_input(self, model: nn.Module, raw: str, target: str | None = None) -> TextInput:
+        source, tokenizer = torch.from_numpy(self._ids([raw])[0]).long()[None], self.tokenizer
         device = next(model.parameters()).device
         if target is None:
             with torch.no_grad():
