@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from attngraft.export import onnx, torch_export
 from attngraft.training.evaluate import trained_model
 from attngraft.training.run_folder import read_run
 from tests.export.runs import LEVIT, make_run
+from tests.slow import product_but
 
 
 def run(*arguments: object) -> int:
@@ -115,9 +117,12 @@ def outputs(folder: Path, target: str, images: Tensor) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("fold", [False, True], ids=["as it is", "folded"])
 @pytest.mark.parametrize(
-    "target", ["torch", "hf", *(pytest.param(name, marks=pytest.mark.slow) for name in ("pt2", "onnx"))]
+    ("target", "fold"),
+    [
+        *itertools.product(["torch", "hf"], [False, True]),
+        *product_but(itertools.product(["pt2", "onnx"], [False, True]), [("pt2", False), ("onnx", True)]),
+    ],
 )
 def test_every_target_of_a_run_that_was_trained(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], target: str, fold: bool

@@ -111,8 +111,9 @@ def test_each_graft_is_beside_others(beside: list[str], each: list[str]) -> None
     assert all(form in found for form in forms)
 
 
-@pytest.mark.parametrize("spec", product_but(dict.fromkeys([*BESIDE, *EACH_GRAFT]), BESIDE))
+@pytest.mark.parametrize("spec", product_but(dict.fromkeys([*BESIDE, *EACH_GRAFT]), [BESIDE[0], BESIDE[2]]))
 def test_every_graft_compiles_on_a_vit(spec: str) -> None:
+    """But those that `test_training_compiles`."""
     check_compile(grafted(vit.TestViT, spec), backend="aot_eager")
 
 
@@ -134,7 +135,7 @@ def test_every_replacing_graft_exports_on_a_swin(spec: str) -> None:
 
 
 #: a ViT compiles and exports with grafts of all kinds above; a second host of a family on demand
-FAMILIES = [vit.TestViTWithRegisters, swin.TestSwin, levit.TestLevit, sam.TestSam]
+FAMILIES = [swin.TestSwin, levit.TestLevit, sam.TestSam]
 
 
 @pytest.mark.parametrize("contract", product_but(COMPILED, FAMILIES))

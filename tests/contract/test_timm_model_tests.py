@@ -16,7 +16,7 @@ import timm
 import attngraft
 import attngraft.models  # registers our models
 from attngraft.models.points import registration
-from tests.contract.test_compile_export import EACH_GRAFT, EACH_REPLACING
+from tests.contract.test_compile_export import BESIDE, BESIDE_REPLACING, EACH_GRAFT, EACH_REPLACING
 from tests.contract.timm.test_vit import NO_CLASS_TOKEN
 from tests.slow import product_but
 
@@ -96,7 +96,11 @@ OWN: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", OWN)
+#: those that differ from another one in an option, which `tests/models` covers
+ALIKE = {"bixt_ti_l64_p16", "bixt_ti_l64_p16_ft384", "t2t_vit_t_14", "vit_tiny_patch16_224_extra_mlp"}
+
+
+@pytest.mark.parametrize("name", product_but(OWN, OWN.keys() - ALIKE))
 def test_our_models(timm_tests: ModuleType, name: str) -> None:
     tests = OF_MAPS if name == "elsa_swin_tiny" else OF_TOKENS
     check(timm_tests, name, OWN[name], None, tests, size=32 if name == "small_mixer" else 64)
@@ -124,7 +128,7 @@ def test_transformers_classifier(timm_tests: ModuleType) -> None:
 
 
 _VIT: dict[str, Any] = {"embed_dim": 24, "depth": 3, "num_heads": 3}
-_SWIN: dict[str, Any] = {"embed_dim": 8, "depths": (1, 1, 2, 1), "num_heads": (2, 2, 2, 2)}
+_SWIN: dict[str, Any] = {"embed_dim": 8, "depths": (2, 1, 1, 1), "num_heads": (2, 2, 2, 2)}
 VIT, SWIN = "vit_tiny_patch16_224", "swin_tiny_patch4_window7_224"
 #: hosts of many families, as narrow as they can be
 HOSTS: dict[str, dict[str, Any]] = {
@@ -145,16 +149,21 @@ MAPS = (SWIN, "swinv2_tiny_window8_256", "pvt_v2_b0", "davit_tiny")
 GRAFTS = "cb_s + horizontal(identity=true)"
 
 
-@pytest.mark.parametrize("name", HOSTS)
+#: a host of each kind: two outputs, rotary positions, another resolution in each block, windows, maps; all on demand
+CHOSEN = ("deit_tiny_distilled_patch16_224", "eva02_base_patch16_clip_224", "levit_128s", "swinv2_tiny_window8_256")
+
+
+@pytest.mark.parametrize("name", product_but(HOSTS, (*CHOSEN, "pvt_v2_b0")))
 def test_grafted_hosts(timm_tests: ModuleType, name: str) -> None:
     check(timm_tests, name, HOSTS[name], GRAFTS, OF_MAPS if name in MAPS else OF_TOKENS)
 
 
-#: every graft on a ViT, or on a Swin if it replaces its attention; on demand, the others on the Swin too
+#: every graft beside others, on a ViT, or on a Swin if it replaces its attention; on demand, alone and on the Swin too
+TOGETHER = [*((VIT, spec) for spec in BESIDE), *((SWIN, spec) for spec in BESIDE_REPLACING)]
 EACH = [*((VIT, spec) for spec in EACH_GRAFT), *((SWIN, spec) for spec in EACH_REPLACING)]
 ON_SWIN = [(SWIN, spec) for spec in EACH_GRAFT if spec not in NO_CLASS_TOKEN]
 
 
-@pytest.mark.parametrize(("name", "spec"), product_but([*EACH, *ON_SWIN], EACH))
+@pytest.mark.parametrize(("name", "spec"), product_but(dict.fromkeys([*TOGETHER, *EACH, *ON_SWIN]), TOGETHER))
 def test_every_graft(timm_tests: ModuleType, name: str, spec: str) -> None:
     check(timm_tests, name, HOSTS[name], spec, OF_MAPS if name in MAPS else OF_TOKENS)

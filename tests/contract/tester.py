@@ -96,8 +96,10 @@ ONE_PER_STAGE = [
 ]
 
 
-def at_once(specs: list[str]) -> list[Any]:
+def at_once(specs: list[str], *, further: bool = False) -> list[Any]:
     """Return grafts for a host that is not tested with every graft: those that go together as one, and alone on demand.
+
+    Of a `further` form of a host, all others are on demand, too: recording takes it through its attention map.
 
     Those that use or leave unused the attention map stay alone: others would need it, or leave it unused too. So does a
     second one at `mix`, of which a site takes one.
@@ -111,7 +113,9 @@ def at_once(specs: list[str]) -> list[Any]:
         together = points.isdisjoint({"weights", "space"}) and not (mixed and "mix" in points)
         (beside if together else alone).append(spec)
         mixed |= "mix" in points
-    return [" + ".join(beside), *alone, *product_but(beside, [])] if len(beside) > 1 else list(specs)
+    if len(beside) < 2:
+        return list(specs)
+    return [" + ".join(beside), *product_but(beside, []), *(product_but(alone, []) if further else alone)]
 
 
 class HostContract:
@@ -173,7 +177,8 @@ class HostContract:
             # what this host refuses is tested in test_refusals
             specs: list[Any] = [self.placed(spec) for spec in self.specs if spec not in self.refused]
             if self.specs is not GRAFTS:
-                specs = at_once(specs)
+                base = type(self).__mro__[1]
+                specs = at_once(specs, further=base is not HostContract and base.__module__ == self.__module__)
             specs += map(self.placed, self.space)
             metafunc.parametrize("spec", specs)
 

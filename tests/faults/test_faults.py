@@ -18,7 +18,7 @@ ALIKE = {
     *("sigterm-before", "sigterm-program", "sigterm-slow-evaluation", "sighup", "ctrl-c", "killed-in-scan"),
     *("killed-in-loading", "killed-before-rename", "killed-before-checkpoint", "killed-at-the-end", "killed-in-a-run"),
     *("killed-in-results", "limit-checkpoint", "limit-predictions", "full-metrics", "full-predictions", "full-report"),
-    *("killed-in-report", "killed-in-evaluation", "full-results", "memory-evaluation", "two-studies"),
+    *("killed-in-step", "killed-in-report", "killed-in-evaluation", "full-results", "memory-evaluation", "two-studies"),
     *(
         "sigterm-slow-data",
         "memory-real",

@@ -30,7 +30,8 @@ def tiny(out: Path, **changes: object) -> StudyConfig:
 @pytest.mark.slow
 def test_real_training_without_costs(tmp_path: Path) -> None:
     tools = Tools(write_report=lambda result, folder: folder)
-    result = compare(tiny(tmp_path), costs=False, tools=tools)
+    config = tiny(tmp_path, grafts=["cb"], epochs=1)
+    result = compare(config, costs=False, tools=tools)
     assert not incomplete(result)
     assert load_result(tmp_path) == result
     assert result.metric == "top1"
@@ -41,7 +42,7 @@ def test_real_training_without_costs(tmp_path: Path) -> None:
     assert not any("mean score" in note for note in result.notes)
     assert result.variants[1].difference is not None
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")}
-    again = compare(tiny(tmp_path), costs=False, tools=tools)
+    again = compare(config, costs=False, tools=tools)
     assert again.variants == result.variants
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")} == stamps
 

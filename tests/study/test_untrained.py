@@ -95,7 +95,8 @@ def test_models_are_compared_as_they_are(trained: Path, tmp_path: Path) -> None:
 def test_less_data_than_a_training_batch_is_enough(trained: Path, tmp_path: Path) -> None:
     settings = ["train.batch_size=4096", "train.accumulate=4", "train.threads=1"]
     weights = trained / "checkpoints" / "best.safetensors"
-    result = study(weights, tmp_path, grafts=["identity"], seeds=1, set=settings)
+    tools = Tools(write_report=lambda _, folder: folder)
+    result = study(weights, tmp_path, tools, grafts=["identity"], seeds=1, set=settings)
     assert result.variants[0].runs[0].last["top1"] == evaluate_run(trained, weights="best").metrics["top1"]
     cost = result.variants[1].cost
     assert cost is not None and cost.macs

@@ -145,7 +145,7 @@ def test_help_shows_examples(verb: str, capsys: pytest.CaptureFixture[str]) -> N
     assert f"attngraft {verb} " in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.product
 def test_ctrl_c_saves_says_how_to_go_on_and_exits_130(tmp_path: Path, recipe: Path) -> None:
     out = tmp_path / "run"
     command = [

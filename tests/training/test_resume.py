@@ -17,7 +17,7 @@ from attngraft.training.loop import train
 from attngraft.training.progress import Silent
 from attngraft.training.recipe import recipe_from_dict, recipe_to_dict
 from attngraft.training.stopping import Interrupted
-from tests.slow import slow_but
+from tests.slow import product_but, slow_but
 from tests.training.processes import finish, first_step, start
 from tests.training.toys import ToySplit, assert_same_outcome, final_state, metric_rows, toy_recipe
 
@@ -34,8 +34,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("workers", "saves"), [(0, 12), (2, 24)])
+@pytest.mark.parametrize(("workers", "saves"), product_but([(0, 12), (2, 24)], [(2, 24)]))
 def test_killed_at_random_moments(undisturbed: Path, tmp_path: Path, workers: int, saves: int) -> None:
     """Killed again and again, after 1 to `saves` more checkpoints and a moment: in a step, a write, an evaluation."""
     moments = random.Random(workers)

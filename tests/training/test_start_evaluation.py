@@ -30,7 +30,7 @@ HOSTS: dict[str, dict[str, Any]] = {
     },
     "levit_128s": LEVIT,
 }
-MARKS = {"swin_tiny_patch4_window7_224": pytest.mark.slow, "levit_128s": pytest.mark.product}
+MARKS = dict.fromkeys(("swin_tiny_patch4_window7_224", "levit_128s"), pytest.mark.product)
 
 
 def recipe_of(host: str, *, graft: str | None = None, weights: Path | None = None) -> Recipe:

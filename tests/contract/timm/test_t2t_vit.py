@@ -72,6 +72,6 @@ def test_it_exports(contract: type[HostContract]) -> None:
     check_export(grafted(contract, "bisa + vertical + cb(at=both)"))
 
 
-@pytest.mark.slow
+@pytest.mark.product
 def test_it_compiles() -> None:
     check_compile(grafted(TestT2TViT, "horizontal@blocks.0"), backend="aot_eager")

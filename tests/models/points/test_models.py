@@ -160,6 +160,8 @@ def test_a_few_clouds_are_learned(create: Callable[[], nn.Module]) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(150):
         loss = nn.functional.cross_entropy(model(points), labels)
+        if loss < 0.3:
+            break
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

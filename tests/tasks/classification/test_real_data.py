@@ -92,7 +92,7 @@ def test_data_check_says_what_is_there_before_it_says_why_not(shared: Path, caps
     assert "Ready" not in shown
 
 
-@pytest.mark.slow
+@pytest.mark.product
 def test_ants_and_bees_are_compared(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,7 +24,7 @@ def random(seed: int, *, images: int = 50, classes: int = 6, ties: bool = False)
 
 
 @given(st.integers(0, 10_000), st.booleans())
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=15)
 def test_an_images_average_precision_is_scikit_learns(seed: int, ties: bool) -> None:
     scores, labels = random(seed, ties=ties)
     found = image_average_precision(scores, labels)

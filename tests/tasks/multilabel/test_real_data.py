@@ -52,7 +52,7 @@ def test_a_drawn_part_has_its_share_of_frequent_and_rare_categories(coco: Path) 
     assert abs(val[0] / counts[0] - 0.2) < 0.1, "person, on half of the images: the last that is served"
 
 
-@pytest.mark.slow
+@pytest.mark.product
 def test_it_is_compared(coco: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "Tools", lambda: Tools(measure_costs=lambda *_, **__: {}))
     out = tmp_path / "study"
