@@ -187,7 +187,7 @@ def test_predictions_export_and_the_card(study: Path, tmp_path: Path, capfd: pyt
     assert not (tmp_path / "onnx").exists()
 
 
-@pytest.mark.product
+@pytest.mark.slow
 def test_overfits_four_images_of_nuclei(shared: Path) -> None:
     """Half-size images with few nuclei; AP50 of the training images above 0.9."""
     fields = {"width": 32, "box_width": 64, "samples": 64, "anchors": [6, 12, 24, 48, 96], "test": {"size": 128}}
