@@ -82,6 +82,15 @@ def test_name_spaces_and_capitals(tmp_path: Path) -> None:
     assert (found.boxes.tolist(), found.crowd.tolist()) == ([[2, 2, 9, 9]], [True])
 
 
+def test_boxes_in_parts_of_the_sides(tmp_path: Path) -> None:
+    box = BOX.replace("3", "0.3").replace("9", "0.9")
+    write_voc(tmp_path)
+    for file in (tmp_path / "Annotations").iterdir():
+        write_text(file, OBJECT.format("<name>disc</name>" + box))
+    with pytest.raises(DataError, match="object 1: this and 8 more of 9 boxes are smaller than 2 pixels"):
+        opened(tmp_path)
+
+
 def test_long_lists(tmp_path: Path) -> None:
     write_voc(tmp_path)
     lists = tmp_path / "ImageSets/Main"

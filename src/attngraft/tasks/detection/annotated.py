@@ -20,6 +20,9 @@ from attngraft.tasks.images.stored import read_image
 LISTED = 10  #: most mistakes that are listed
 LARGEST = 2**14  #: largest number of objects of an image; the memory of training grows with it
 
+_SMALLEST = (
+    2.0  #: pixels; boxes in parts of the sides are smaller, also those of Pascal VOC, from which one is subtracted
+)
 _LOOSE = 2.0  #: pixels by which the sides of a box may differ from those of its mask
 _ROUNDING = 1.0  #: pixels by which a box may lie outside of its image without a note
 _FLAT = (
@@ -134,8 +137,8 @@ class Checks:
     objects: int = 0
     unmasked: int = 0
     clipped: int = 0
-    tiny: int = 0  #: boxes of a pixel or less
-    apart: int = 0  #: boxes that do not fit their masks
+    tiny: list[str] = field(default_factory=list)  #: where boxes are smaller than 2 pixels
+    apart: list[str] = field(default_factory=list)  #: where boxes do not fit their masks
 
     def close(self, parts: dict[str, AnnotatedImages]) -> tuple[dict[str, AnnotatedImages], bool, tuple[str, ...]]:
         """Return the parts, whether they have masks, and notes; masks are left out if an object lacks one.
@@ -150,17 +153,18 @@ class Checks:
             )
         else:
             self.mistakes += self.flat
-        if self.tiny * 2 > self.objects:
+        if len(self.tiny) * 2 > self.objects:
             self.mistakes.append(
-                f"{self.tiny} of {self.objects} boxes are smaller than a pixel; give coordinates in pixels, not in parts of "
-                "the image's sides"
+                f"{self.tiny[0]}: this and {len(self.tiny) - 1} more of {self.objects} boxes are smaller than 2 pixels; "
+                "give coordinates in pixels, not in parts of the image's sides"
             )
-        elif self.apart * 2 > self.objects:
+        elif len(self.apart) * 2 > self.objects:
             self.mistakes.append(
-                f"{self.apart} of {self.objects} boxes do not fit their masks; give left, top, width and height in pixels"
+                f"{self.apart[0]}: this and {len(self.apart) - 1} more of {self.objects} boxes do not fit their masks; give "
+                "left, top, width and height in pixels"
             )
         elif self.apart:
-            notes.append(f"Boxes that do not fit their masks: {self.apart}.")
+            notes.append(f"Boxes that do not fit their masks: {len(self.apart)} ({shortened(self.apart, LISTED)}).")
         raise_mistakes(self.mistakes)
         masked = self.unmasked < self.objects
         if masked and self.unmasked:
@@ -241,8 +245,10 @@ class ObjectList:
             shown = f"[{left:g}, {top:g}, {right:g}, {bottom:g}]"
             raise ValueError(f"the box {shown} (left, top, right, bottom) is outside of the {width} x {height} image")
         self._checks.clipped += max(-left, -top, right - width, bottom - height) > _ROUNDING
-        self._checks.tiny += max(right - left, bottom - top) <= 1
-        self._checks.apart += mask is not None and not _fits(box, boxes_of([mask])[0])
+        if max(right - left, bottom - top) < _SMALLEST:
+            self._checks.tiny.append(where)
+        if mask is not None and not _fits(box, boxes_of([mask])[0]):
+            self._checks.apart.append(where)
         self._checks.unmasked += mask is None
         self._boxes.append(inside)
         self._labels.append(label)
