@@ -81,6 +81,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["predict", RUN, "images", "--out", "labels.xlsx"], "--out labels.xlsx: unknown extension"),
     (["predict", RUN, "images", "--out", "file/x.csv"], "file: cannot be used as a folder: it is a file"),
     (["analyze", "entropy", "--model", RUN, "--out", "file"], "file: cannot be used as a folder: it is a file"),
+    (["analyze", "entropy", "--model", RUN, "--out", RUN], "is the folder of a run; give another folder"),
     (["explore", "--model", RUN, "--image", "x.png", "--out", "empty"], "empty: is a folder; give the name of a file"),
     (["export", RUN, "--out", "file"], "file: is a file; --out must be a folder"),
     (["data", "check", "images", "--save-split", "empty"], "empty: is a folder; give the name of a file"),

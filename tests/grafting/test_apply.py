@@ -171,6 +171,19 @@ def test_parametrized_models_are_refused() -> None:
         attngraft.graft(model, "cb")
 
 
+def test_a_forward_of_its_own_is_refused() -> None:
+    model = tiny_vit()
+    before = snapshot(model)
+    attention = model.get_submodule("blocks.1.attn")
+    attention.forward = lambda x, **_: x  # type: ignore[method-assign]
+    with pytest.raises(HostError, match="Attention in the model has a forward of its own"):
+        attngraft.graft(model, "toy_scale")
+    attngraft.graft(model, "toy_scale@blocks.0")
+    attngraft.ungraft(model)
+    del attention.forward
+    assert_same_host(model, before)
+
+
 def test_a_host_inside_a_custom_model() -> None:
     class Detector(nn.Module):
         def __init__(self) -> None:

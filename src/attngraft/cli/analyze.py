@@ -144,8 +144,11 @@ def analyze(
     from attngraft.analysis.request import AnalysisRequest
     from attngraft.devices import use_device
     from attngraft.files import check_output
+    from attngraft.targets.judged import refuse_folder
 
     check_output(out, folder=True)
+    if out is not None:
+        refuse_folder(out)
     use_device(device)
     analyses = [analysis(each) for each in dict.fromkeys(ANALYSES if ALL in names else names)]
     baseline = None

@@ -42,7 +42,7 @@ def check_masks(settings: Mapping[str, Any], split: Path | None, sheet: Path | N
     with refusals_printed("segmentation", as_json=as_json):
         source = open_masks(config)
         counted = {name: count_labels(images) for name, images in source.parts().items()}
-    notes = [*source.notes, *_memory_notes(source, counted, settings)]
+    notes = [*source.notes, *source.copies(), *_memory_notes(source, counted, settings)]
     shares = {name: counts / max(1, counts.sum()) for name, (counts, _) in counted.items()}
     sizes = {name: Counter(found) for name, (_, found) in counted.items()}
     if as_json:

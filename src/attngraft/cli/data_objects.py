@@ -28,7 +28,7 @@ from attngraft.cli.proposal import compare_command, default_recipe
 from attngraft.strict import read
 from attngraft.tasks.detection.config import DetectionTestConfig, ObjectDataConfig
 from attngraft.tasks.detection.drawing import drawn
-from attngraft.tasks.detection.facts import ObjectFacts, crowded_note, read_facts
+from attngraft.tasks.detection.facts import ObjectFacts, notes_on, read_facts
 from attngraft.tasks.detection.source import ObjectSource, open_objects
 
 _CLASSES = 100  #: most classes listed
@@ -41,7 +41,8 @@ def check_objects(settings: Mapping[str, Any], split: Path | None, sheet: Path |
         source = open_objects(config)
         facts = {name: read_facts(images, source.classes, name=name) for name, images in source.parts().items()}
     test = default_recipe("detection", dict(settings)).task.get("test", {})
-    notes = [*source.notes, *crowded_note(facts, test.get("detections", DetectionTestConfig().detections))]
+    detections = test.get("detections", DetectionTestConfig().detections)
+    notes = [*source.notes, *source.copies(), *notes_on(facts, detections)]
     if as_json:
         print_json(_json(source, facts, notes))
     else:

@@ -87,7 +87,16 @@ def _build_like(module: nn.Module, core: nn.Module, placement: Placement) -> Gra
 
 
 def patch(module: nn.Module, adapter: HostAdapter | None = None) -> Any:
-    """Switch `module` to its patched class, still without grafts; do nothing if it is already patched."""
+    """Switch `module` to its patched class, still without grafts; do nothing if it is already patched.
+
+    Raises:
+        HostError: it has no patched class, or a forward of its own, which would be called instead.
+    """
+    if "forward" in module.__dict__:
+        raise HostError(
+            f"{plain_class(module).__name__} in the model has a forward of its own (module.forward = ...), which would not "
+            "see the grafts; graft first, then replace it, or remove it with del module.forward"
+        )
     if not isinstance(module, GraftedModule):
         patched = patched_class(module, adapter)
         if patched is None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from attngraft.errors import DataError
 from attngraft.results.examples import ExampleImages
 from attngraft.study.example_masks import most_different, pictures_by_group, side_by_side
 from attngraft.study.predictions import open_predictions
@@ -15,6 +16,7 @@ from attngraft.tasks.detection import Detection
 from attngraft.tasks.detection.drawing import drawn
 from attngraft.tasks.detection.metrics import best_detections
 from attngraft.tasks.detection.objects import RunLengths
+from attngraft.tasks.images.coco import run_lengths
 from attngraft.training.run_folder import RunFolder, RunRecord
 
 WIDTH = 170  #: of each of the four pictures, in pixels
@@ -45,10 +47,16 @@ def object_examples(task: Detection, baseline: RunRecord, variant: RunRecord, na
         columns = [_columns(table) for table in (before, after)]
         shown = {}
         for row, (image, objects) in zip(wanted, opened, strict=True):
-            found = [
-                _drawn(image, {key: column[row] for key, column in each.items()}, kept[row])
-                for each, (kept, _) in zip(columns, chosen, strict=True)
-            ]
+            try:
+                found = [
+                    _drawn(image, {key: column[row] for key, column in each.items()}, kept[row])
+                    for each, (kept, _) in zip(columns, chosen, strict=True)
+                ]
+            except (ValueError, LookupError, TypeError, OverflowError) as error:
+                raise DataError(
+                    f"{baseline.folder}, {variant.folder}: predictions.npz of one of them is damaged, its detections do not "
+                    f"fit {before.names[row]} ({error}); restore a copy, or delete the folder to train the run again"
+                ) from None
             true = drawn(image, objects.boxes, objects.labels, objects.masks)
             size = WIDTH, max(1, round(WIDTH * image.height / image.width))
             shown[row] = side_by_side([each.convert("RGB").resize(size) for each in (image, true, *found)])
@@ -70,4 +78,6 @@ def _drawn(image: Image.Image, row: Mapping[str, np.ndarray], kept: np.ndarray) 
         counts = np.split(row["mask"], np.cumsum(row["mask_length"])[:-1])
         size = [image.height, image.width]
         masks = [{"size": size, "counts": counts[index].tobytes()} for index in kept]
+        for each in masks:  # the decoder would write beyond the end of the image
+            run_lengths({**each, "counts": each["counts"].decode("latin-1")}, image.size)
     return drawn(image, row["box"][kept], row["label"][kept], masks)

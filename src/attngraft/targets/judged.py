@@ -101,7 +101,7 @@ def open_target(
     options = host or HostOptions()
     kind = kind_of(where, options)
     if out is not None:
-        _refuse_folder(out)
+        refuse_folder(out)
     if kind == "run":
         target = run_target(read_run(where), weights)
         _refuse_other_task(where, task, target.recipe.task["name"])
@@ -221,7 +221,7 @@ def save_evaluation(evaluation: Evaluation, target: Target, folder: Path, *, dat
     )
 
 
-def _refuse_folder(out: Path) -> None:
+def refuse_folder(out: Path) -> None:
     """Refuse the folder of something else as the folder for results."""
     for name, what in ((_RECIPE, "a run"), (MANIFEST, "an exported model"), ("study.yaml", "a study")):
         if (out / name).is_file():

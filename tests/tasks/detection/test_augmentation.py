@@ -35,7 +35,7 @@ def changed(
     image, boxes, masks = example(index)
     config = ObjectAugmentConfig(**{**STILL, **fields})
     random = generator(seed, 0, 0)
-    return augmented(image, boxes, masks if masked else None, config, fill=[9, 9, 9], random=random, canvas=canvas)
+    return augmented(image, boxes, [masks] if masked else None, config, fill=[9, 9, 9], random=random, canvas=canvas)
 
 
 def edges(masks: Tensor) -> Tensor:
@@ -111,7 +111,12 @@ def test_images_without_objects() -> None:
     config = ObjectAugmentConfig(size=(20, 30), crop_first=1.0, crop=(16, 18), rotate=True, vflip=0.5, photometric=True)
     for masks in (torch.zeros(0, *image.shape[1:], dtype=torch.uint8), None):
         pixels, boxes, found, kept = augmented(
-            image, torch.zeros(0, 4), masks, config, fill=[0, 0, 0], random=generator(0, 0, 0)
+            image,
+            torch.zeros(0, 4),
+            None if masks is None else [masks],
+            config,
+            fill=[0, 0, 0],
+            random=generator(0, 0, 0),
         )
         assert tuple(pixels.shape) == (3, 16, 18)
         assert boxes.shape == (0, 4) and kept.shape == (0,)
@@ -171,6 +176,7 @@ def test_resized() -> None:
     assert torch.equal(resized(image, DetectionTestConfig(size=None)), image)
     assert resized(image, config, (32, 32)).shape == (3, 25, 32)
     assert type(resized(image, config)) is Tensor
+    assert resized(torch.zeros(3, 9, 9, dtype=torch.uint8), DetectionTestConfig(size=1)).shape[1:] == (2, 1)
     assert resized(torch.zeros(3, 1, 400, dtype=torch.uint8), DetectionTestConfig(size=8, longest=40)).shape[2] == 40
     for seed in range(10):
         found = changed(seed=seed, size=(60,), rotate=True, crop=(70, 20), canvas=(32, 24))[0].shape

@@ -100,11 +100,11 @@ def test_boxes_only(tmp_path: Path) -> None:
 
 def test_boxes_at_the_border(tmp_path: Path) -> None:
     """Boxes are clipped, with a note if they stick out by more than a pixel."""
-    rewrite(tmp_path, first(bbox=[-0.5, 3, 20, 33.9]))
+    rewrite(tmp_path, first(bbox=[-0.5, 3, 20, 33.9], segmentation=[[0, 3, 19, 3, 19, 36, 0, 36]]))
     source = opened(tmp_path)
     assert source.train.objects(0).boxes[0].tolist() == [0, 3, 19.5, 36]
     assert source.notes == ()
-    rewrite(tmp_path, first(bbox=[-5, 3, 20, 20]))
+    rewrite(tmp_path, first(bbox=[-5, 3, 20, 20], segmentation=[[0, 3, 15, 3, 15, 23, 0, 23]]))
     source = opened(tmp_path)
     assert source.train.objects(0).boxes[0].tolist() == [0, 3, 15, 23]
     assert source.notes == ("Boxes that are partly outside of their image, and clipped: 1.",)
@@ -118,7 +118,7 @@ def test_few_boxes_of_no_area_are_left_out(tmp_path: Path) -> None:
     rewrite(tmp_path, flat)
     source = opened(tmp_path)
     assert len(source.train.objects(0)) == 999
-    assert "Boxes of no area that are left out: 1 (" in source.notes[0]
+    assert "Boxes or masks of no area that are left out: 1 (" in source.notes[0]
     assert "annotation 5" in source.notes[0]
 
 
@@ -150,6 +150,8 @@ ONE = r"instances_train\.json: annotation 0: "
         ({"segmentation": [[1, 1, 2, 2, 3]]}, ONE + "a polygon must be a list of finite numbers"),
         ({"segmentation": [[1, 1, 2, 2, 3, float("nan")]]}, ONE + "a polygon must be a list of finite numbers"),
         ({"segmentation": [[1, 1, 2, 2, 3, 1e9]]}, ONE + "a polygon lies far outside of the image"),
+        ({"segmentation": [[1, [2], 3]]}, ONE + "a polygon must be a list of finite numbers"),
+        ({"segmentation": [{"x": 1}]}, ONE + "a polygon must be a list of finite numbers"),
         ({"segmentation": "x"}, ONE + "a mask must be a list of polygons, or an object with counts"),
         ({"segmentation": {"size": [36, 48], "counts": [5]}}, ONE + "the run lengths have 5 pixels, the image 1,728"),
         ({"segmentation": {"size": [48, 36], "counts": [1728]}}, ONE + r"the run lengths are of \[48, 36\], not \[36, 48\]"),
@@ -189,6 +191,31 @@ def test_wrong_annotations(tmp_path: Path, fields: dict[str, Any], message: str)
 def test_wrong_files(tmp_path: Path, change: Callable[[dict[str, Any]], object], message: str) -> None:
     rewrite(tmp_path, change)
     with pytest.raises(DataError, match=message):
+        opened(tmp_path)
+
+
+def every(change: Callable[[dict[str, Any]], object]) -> Callable[[dict[str, Any]], object]:
+    return lambda content: [change(each) for each in content["annotations"]]
+
+
+def test_boxes_in_parts_of_the_sides(tmp_path: Path) -> None:
+    rewrite(tmp_path, every(lambda each: each.update(bbox=[side / 48 for side in each["bbox"]])))
+    with pytest.raises(DataError, match=ONE + "this and 8 more of 13 boxes are smaller than 2 pixels; give"):
+        opened(tmp_path)
+
+
+def test_boxes_that_do_not_fit_their_masks(tmp_path: Path) -> None:
+    rewrite(tmp_path, first(bbox=[0, 0, 3, 3]))
+    (note,) = opened(tmp_path).notes
+    assert note.startswith("Boxes that do not fit their masks: 1 (") and "annotation 0" in note
+    rewrite(tmp_path, every(lambda each: each.update(bbox=[0, 0, 3, 3])))
+    with pytest.raises(DataError, match=ONE + "this and 8 more of 13 boxes do not fit their masks; give left"):
+        opened(tmp_path)
+
+
+def test_masks_without_a_pixel(tmp_path: Path) -> None:
+    rewrite(tmp_path, first(segmentation=[[5, 5, 5, 5, 5, 5]]))
+    with pytest.raises(DataError, match=ONE + "the mask has no pixel; correct or remove it"):
         opened(tmp_path)
 
 

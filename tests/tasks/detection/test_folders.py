@@ -62,8 +62,10 @@ def test_wrong_folders_per_image(tmp_path: Path) -> None:
     refused(tmp_path, r"00/masks/9\.png: 5 x 5, but its image 00\.png is 48 x 36")
     save(tmp_path / "00/images/b.png", np.ones((5, 5, 3), dtype=np.uint8))
     refused(tmp_path, r"00/images: 2 images, but a folder beside masks of objects must have one")
-    (tmp_path / "01/images").rename(tmp_path / "01/x")
     (tmp_path / "00/images/b.png").unlink()
+    (tmp_path / "02/masks").rename(tmp_path / "02/x")
+    refused(tmp_path, "02: no folder of masks; add it, empty for an image without objects, or remove this folder")
+    (tmp_path / "01/images").rename(tmp_path / "01/x")
     refused(tmp_path, "01: no folder of its image; add it, or remove this folder")
 
 

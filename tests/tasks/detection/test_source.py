@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from attngraft.errors import ConfigError, DataError
 from attngraft.tasks.detection import run_lengths
-from attngraft.tasks.detection.facts import crowded_note, read_facts
+from attngraft.tasks.detection.facts import notes_on, read_facts
 from attngraft.tasks.detection.source import ObjectSource
 from attngraft.tasks.images.sources.splitting import save_split
 from tests.tasks.detection.scenes import (
@@ -22,6 +24,7 @@ from tests.tasks.detection.scenes import (
     box_of,
     coco,
     opened,
+    save,
     scenes,
     write_bowl,
     write_coco,
@@ -85,9 +88,47 @@ def test_facts(tmp_path: Path, form: str) -> None:
     assert facts.empty == 1
     assert len(facts.sizes) == 6
     assert facts.sizes[0] == (48, 36)
-    assert crowded_note({"train": facts}, 3) == []
-    (note,) = crowded_note({"train": facts}, 2)
+    assert notes_on({"train": facts}, 3) == []
+    (note,) = notes_on({"train": facts}, 2)
     assert note.startswith("Images with more than 2 objects, of which the rest cannot be found: 1, with up to 3; use")
+
+
+def test_objects_that_occur_twice_are_noted(tmp_path: Path) -> None:
+    write_bowl(tmp_path)
+    shutil.copy(tmp_path / "01/masks/0.png", tmp_path / "01/masks/9.png")
+    source = opened(tmp_path, val_fraction=0.5)
+    facts = {name: read_facts(images, source.classes) for name, images in source.parts().items()}
+    assert notes_on(facts, 100) == ["Objects that occur twice, with the same class, box and area: 1."]
+
+
+def test_masks_of_one_value_are_noted(tmp_path: Path) -> None:
+    write_masks(tmp_path)
+    for file in (tmp_path / "masks").rglob("*.png"):
+        save(file, 255 * (np.asarray(Image.open(file)) > 0).astype(np.uint8))
+    source = opened(tmp_path)
+    facts = {name: read_facts(images, source.classes) for name, images in source.parts().items()}
+    (note,) = notes_on(facts, 100)
+    assert note.startswith("No mask has more than one value besides 0")
+
+
+def test_copies_in_two_splits_are_noted(tmp_path: Path) -> None:
+    write_coco(tmp_path)
+    assert opened(tmp_path).copies() == []
+    shutil.copytree(tmp_path / "images/train", tmp_path / "images/val", dirs_exist_ok=True)
+    content = coco("train")
+    write_text(tmp_path / "annotations/instances_val.json", json.dumps(content))
+    (note,) = opened(tmp_path).copies()
+    assert note.startswith("Leak: 6 val images are copies of images of an earlier split, such as ")
+
+
+def test_too_many_classes(tmp_path: Path) -> None:
+    write_coco(tmp_path)
+    for split in COUNTS:
+        content = coco(split)
+        content["categories"] += [{"id": number, "name": f"class {number}"} for number in range(10, 20010)]
+        write_text(tmp_path / f"annotations/instances_{split}.json", json.dumps(content))
+    with pytest.raises(DataError, match="20,002 classes, more than 20,000; remove those without objects"):
+        opened(tmp_path)
 
 
 def test_folder_per_image(tmp_path: Path) -> None:

@@ -46,6 +46,13 @@ def test_training_examples(tmp_path: Path) -> None:
     assert list(split(tmp_path, masks=False)[0, 0][1]) == ["boxes", "labels"]
 
 
+def test_masks_are_decoded_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = split(write_coco(tmp_path))
+    wanted = [found[epoch, index] for epoch in range(3) for index in range(len(found))]
+    monkeypatch.setattr("attngraft.tasks.detection.split._DECODED", 1)
+    assert all(equal(one, found[divmod(place, len(found))]) for place, one in enumerate(wanted))
+
+
 def test_examples_follow_from_seed_epoch_and_index(tmp_path: Path) -> None:
     one, other = split(write_coco(tmp_path), seed=3), split(tmp_path, seed=3)
     for key in [(0, 1), (1, 1), (0, 2)]:

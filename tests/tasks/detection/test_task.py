@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+from attngraft.errors import DataError
 from attngraft.results.records import RecordTable
 from attngraft.study import example_objects
 from attngraft.study.example_objects import object_examples
@@ -145,6 +146,7 @@ def test_pictures_show_objects_and_both_models(study: Path, monkeypatch: pytest.
         return [np.arange(min(2, len(each))) for each in columns["label"]], np.array(next(scores))
 
     monkeypatch.setattr(example_objects, "best_detections", two_of_each)
+    columns = example_objects._columns
     first, second = (read_run(path / "seed0") for path in sorted((study / "runs").iterdir()))
     found = object_examples(task_of(first), first, second, "other")  # type: ignore[arg-type]
     assert found is not None and "of the baseline and of other" in found.panels
@@ -153,6 +155,14 @@ def test_pictures_show_objects_and_both_models(study: Path, monkeypatch: pytest.
         [image] = group.images
         picture = Image.open(io.BytesIO(base64.b64decode(image.jpeg)))
         assert picture.size[0] == 4 * example_objects.WIDTH + 6
+
+    def damaged(table: Any) -> dict[str, Any]:
+        return {**columns(table), "mask": [np.full_like(each, 255) for each in table["mask"]]}
+
+    scores = iter(([0.2, 0.5, 0.9], [0.8, 0.5, 0.1]))
+    monkeypatch.setattr(example_objects, "_columns", damaged)
+    with pytest.raises(DataError, match=r"predictions\.npz of one of them is damaged"):
+        object_examples(task_of(first), first, second, "other")  # type: ignore[arg-type]
 
 
 def test_predictions_export_and_the_card(study: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -51,6 +51,8 @@ OBJECT = "<annotation><object>{}</object></annotation>"
     [
         ("<annotation>", r"00\.xml: is not XML \(no element found.*\); correct it"),
         ("", "is not XML"),
+        ("<html><object></object></html>", r"00\.xml: starts with <html>, not <annotation>; correct it"),
+        (OBJECT.format("<name>a</name><difficult>maybe</difficult>" + BOX), "object 1 has difficult 'maybe', not 0 or 1"),
         ('<!DOCTYPE a [<!ENTITY b "c">]><annotation>&b;</annotation>', "declares a document type"),
         ("<annotation>&b;</annotation>", "is not XML"),
         (OBJECT.format(BOX), "object 1 has no name"),
@@ -69,6 +71,36 @@ OBJECT = "<annotation><object>{}</object></annotation>"
 def test_wrong_files(tmp_path: Path, text: str, message: str) -> None:
     replaced(tmp_path, text)
     with pytest.raises(DataError, match=message):
+        opened(tmp_path)
+
+
+def test_name_spaces_and_capitals(tmp_path: Path) -> None:
+    text = OBJECT.format("<Name>disc</Name><difficult>True</difficult>" + BOX.replace("xmin", "XMin"))
+    replaced(tmp_path, text.replace("<annotation>", '<annotation xmlns="urn:x">').replace("object>", "Object>"))
+    (tmp_path / "Annotations/00.xml").rename(tmp_path / "Annotations/00.XML")
+    found = opened(tmp_path).train.objects(0)
+    assert (found.boxes.tolist(), found.crowd.tolist()) == ([[2, 2, 9, 9]], [True])
+
+
+def test_boxes_in_parts_of_the_sides(tmp_path: Path) -> None:
+    box = BOX.replace("3", "0.3").replace("9", "0.9")
+    write_voc(tmp_path)
+    for file in (tmp_path / "Annotations").iterdir():
+        write_text(file, OBJECT.format("<name>disc</name>" + box))
+    with pytest.raises(DataError, match="object 1: this and 8 more of 9 boxes are smaller than 2 pixels"):
+        opened(tmp_path)
+
+
+def test_long_lists(tmp_path: Path) -> None:
+    write_voc(tmp_path)
+    lists = tmp_path / "ImageSets/Main"
+    (lists / "train.txt").write_text("".join(f"{number}\n" for number in [*range(50_000), 49_999]))
+    with pytest.raises(DataError, match="lists '49999' twice"):
+        opened(tmp_path)
+    (lists / "train.txt").rename(lists / "trainval.txt")
+    (lists / "trainval.txt").write_text("".join(f"a{number}\n" for number in range(50_000)))
+    (lists / "val.txt").write_text("".join(f"b{number}\n" for number in range(50_000)))
+    with pytest.raises(DataError, match=r"no a0\.xml in"):
         opened(tmp_path)
 
 

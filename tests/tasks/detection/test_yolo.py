@@ -110,6 +110,37 @@ def test_wrong_names(tmp_path: Path, text: str, message: str) -> None:
         opened(tmp_path, format="yolo")
 
 
+@pytest.mark.parametrize("entry", ["[images/train]", "list.txt", "3"])
+def test_splits_that_are_no_folder(tmp_path: Path, entry: str) -> None:
+    write_yolo(tmp_path)
+    write_text(tmp_path / "data.yaml", f"names: [a, b]\ntrain: {entry}\n")
+    with pytest.raises(DataError, match=r"data\.yaml: train is .*; give one folder of images, such as images/train"):
+        opened(tmp_path)
+
+
+def test_folders_that_do_not_exist_are_noted(tmp_path: Path) -> None:
+    write_yolo(tmp_path)
+    write_text(tmp_path / "data.yaml", "names: [a, b]\ntrain: ../images/train\nval: images/holdout\n")
+    (note,) = opened(tmp_path).notes
+    assert "val is 'images/holdout', which is no folder in" in note
+    assert note.endswith("used instead: " + str(tmp_path / "images/val") + ".")
+
+
+def test_folders_without_labels(tmp_path: Path) -> None:
+    write_yolo(tmp_path)
+    (tmp_path / "labels/train/00.txt").rename(tmp_path / "labels/train/00.TXT")
+    assert len(opened(tmp_path).train.objects(0)) == 1
+    shutil.rmtree(tmp_path / "labels/val")
+    with pytest.raises(DataError, match=r"data\.yaml: no folder of labels for .*images/val; add .*, or correct val"):
+        opened(tmp_path)
+
+
+def test_many_objects(tmp_path: Path) -> None:
+    replaced(tmp_path, "0 0.5 0.5 0.2 0.2\n" * 16385)
+    with pytest.raises(DataError, match=r"00\.png: 16,385 objects, more than 16,384; cut the image into tiles"):
+        opened(tmp_path)
+
+
 def test_missing_files(tmp_path: Path) -> None:
     write_yolo(tmp_path)
     (tmp_path / "images/train/00.png").unlink()

@@ -18,7 +18,12 @@ from attngraft.tasks.detection.run_lengths import areas_of, boxes_of
 from attngraft.tasks.images.stored import read_image
 
 LISTED = 10  #: most mistakes that are listed
+LARGEST = 2**14  #: largest number of objects of an image; the memory of training grows with it
 
+_SMALLEST = (
+    2.0  #: pixels; boxes in parts of the sides are smaller, also those of Pascal VOC, from which one is subtracted
+)
+_LOOSE = 2.0  #: pixels by which the sides of a box may differ from those of its mask
 _ROUNDING = 1.0  #: pixels by which a box may lie outside of its image without a note
 _FLAT = (
     1000  #: a box of no area is left out, with a note, if there are this many objects for each (COCO itself has two)
@@ -132,6 +137,8 @@ class Checks:
     objects: int = 0
     unmasked: int = 0
     clipped: int = 0
+    tiny: list[str] = field(default_factory=list)  #: where boxes are smaller than 2 pixels
+    apart: list[str] = field(default_factory=list)  #: where boxes do not fit their masks
 
     def close(self, parts: dict[str, AnnotatedImages]) -> tuple[dict[str, AnnotatedImages], bool, tuple[str, ...]]:
         """Return the parts, whether they have masks, and notes; masks are left out if an object lacks one.
@@ -141,9 +148,23 @@ class Checks:
         """
         notes = []
         if len(self.flat) * _FLAT <= self.objects and self.flat:
-            notes.append(f"Boxes of no area that are left out: {len(self.flat)} ({shortened(self.flat, LISTED)}).")
+            notes.append(
+                f"Boxes or masks of no area that are left out: {len(self.flat)} ({shortened(self.flat, LISTED)})."
+            )
         else:
             self.mistakes += self.flat
+        if len(self.tiny) * 2 > self.objects:
+            self.mistakes.append(
+                f"{self.tiny[0]}: this and {len(self.tiny) - 1} more of {self.objects} boxes are smaller than 2 pixels; "
+                "give coordinates in pixels, not in parts of the image's sides"
+            )
+        elif len(self.apart) * 2 > self.objects:
+            self.mistakes.append(
+                f"{self.apart[0]}: this and {len(self.apart) - 1} more of {self.objects} boxes do not fit their masks; give "
+                "left, top, width and height in pixels"
+            )
+        elif self.apart:
+            notes.append(f"Boxes that do not fit their masks: {len(self.apart)} ({shortened(self.apart, LISTED)}).")
         raise_mistakes(self.mistakes)
         masked = self.unmasked < self.objects
         if masked and self.unmasked:
@@ -175,10 +196,11 @@ class ObjectList:
     Args:
         size: width and height of the image.
         checks: where mistakes are noted.
+        where: the image, for messages.
     """
 
-    def __init__(self, size: tuple[int, int], checks: Checks) -> None:
-        self.size, self._checks = size, checks
+    def __init__(self, size: tuple[int, int], checks: Checks, *, where: object) -> None:
+        self.size, self.where, self._checks = size, where, checks
         self._boxes: list[Sequence[float]] = []
         self._labels: list[int] = []
         self._crowd: list[bool] = []
@@ -205,6 +227,9 @@ class ObjectList:
             ValueError: the box is outside of the image.
         """
         self._checks.objects += 1
+        if mask is not None and not areas_of([mask])[0]:
+            self._checks.flat.append(f"{where}: the mask has no pixel; correct or remove it")
+            return
         if not len(box) and mask is not None:
             box = boxes_of([mask])[0].tolist()
         width, height = self.size
@@ -220,6 +245,10 @@ class ObjectList:
             shown = f"[{left:g}, {top:g}, {right:g}, {bottom:g}]"
             raise ValueError(f"the box {shown} (left, top, right, bottom) is outside of the {width} x {height} image")
         self._checks.clipped += max(-left, -top, right - width, bottom - height) > _ROUNDING
+        if max(right - left, bottom - top) < _SMALLEST:
+            self._checks.tiny.append(where)
+        if mask is not None and not _fits(box, boxes_of([mask])[0]):
+            self._checks.apart.append(where)
         self._checks.unmasked += mask is None
         self._boxes.append(inside)
         self._labels.append(label)
@@ -229,6 +258,10 @@ class ObjectList:
 
     def close(self) -> ReadAnnotation:
         """Return the annotation of the image; areas that were not given are those of masks or boxes."""
+        if len(self._boxes) > LARGEST:
+            self._checks.mistakes.append(
+                f"{self.where}: {len(self._boxes):,} objects, more than {LARGEST:,}; cut the image into tiles"
+            )
         boxes = np.array(self._boxes, dtype=np.float64).reshape(-1, 4)
         known = [mask for mask in self._masks if mask is not None]
         masks = known if len(known) == len(self._masks) else None
@@ -247,6 +280,21 @@ class ObjectList:
                 masks=masks,
             ),
         )
+
+
+def _fits(box: Sequence[float], other: np.ndarray) -> bool:
+    """Return whether two boxes are the same but for roundings: within 2 pixels, or with an IoU of half or more."""
+    one = np.asarray(box)
+    if np.abs(one - other).max() <= _LOOSE:
+        return True
+    common = np.prod(np.clip(np.minimum(one, other)[2:] - np.maximum(one, other)[:2], 0, None))
+    return bool(2 * common >= np.prod(one[2:] - one[:2]) + np.prod(other[2:] - other[:2]) - common)
+
+
+def repeated(names: Sequence[str]) -> str | None:
+    """Return the first name that occurs twice, or None."""
+    seen = set[str]()
+    return next((name for name in names if name in seen or seen.add(name)), None)  # type: ignore[func-returns-value]
 
 
 def number(value: Any) -> float:

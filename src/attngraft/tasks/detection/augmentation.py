@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,17 +54,18 @@ def resized(image: Tensor, config: DetectionTestConfig, canvas: Size | None = No
 
 
 def _resize(part: Any, size: Size) -> Any:
-    return part if tuple(part.shape[-2:]) == size else F.resize(part, [*size], antialias=True)
+    # torch fails to resize to a single pixel
+    return part if tuple(part.shape[-2:]) == size else F.resize(part, [max(2, size[0]), size[1]], antialias=True)
 
 
 class _Scene:
-    """An image with its boxes and masks, which are transformed together."""
+    """An image with its boxes, which are transformed together, and the same transforms for masks."""
 
-    def __init__(self, image: Tensor, boxes: Tensor, masks: Tensor | None) -> None:
+    def __init__(self, image: Tensor, boxes: Tensor) -> None:
         size = (image.shape[-2], image.shape[-1])
         self.image: Any = tv_tensors.Image(image)
         self.boxes = self._as_boxes(boxes, size)
-        self.masks: Any = None if masks is None else tv_tensors.Mask(masks)
+        self._steps: list[Callable[[Any], Any]] = []  # for masks
         self.cut = False  #: whether a crop has removed pixels
 
     @staticmethod
@@ -78,23 +79,28 @@ class _Scene:
     def apply(self, transform: Callable[[Any], Any]) -> None:
         """Transform all parts."""
         self.image, self.boxes = transform(self.image), transform(self.boxes)
-        self.masks = None if self.masks is None else transform(self.masks)
+        self._steps.append(transform)
+
+    def of_masks(self, masks: Tensor) -> Tensor:
+        """Return masks (G, H, W) of the original image as those of the transformed one."""
+        found: Any = tv_tensors.Mask(masks)
+        for step in self._steps:
+            found = step(found)
+        return found.as_subclass(Tensor)
 
     def rotate(self, turns: int) -> None:
         """Rotate counterclockwise by multiples of 90 degrees, without the rounding of F.rotate."""
         for _ in range(turns):
             width = self.size[1]
             left, top, right, bottom = self.boxes.as_subclass(Tensor).unbind(1)
-            self.image = tv_tensors.Image(torch.rot90(self.image.as_subclass(Tensor), 1, (-2, -1)).contiguous())
-            if self.masks is not None:
-                self.masks = tv_tensors.Mask(torch.rot90(self.masks.as_subclass(Tensor), 1, (-2, -1)).contiguous())
+            self.image = tv_tensors.Image(_turned(self.image))
+            self._steps.append(lambda masks: tv_tensors.Mask(_turned(masks)))
             self.boxes = self._as_boxes(torch.stack([top, width - right, bottom, width - left], dim=1), self.size)
 
     def resize(self, size: Size) -> None:
         """Resize to a height and width."""
         if size != self.size:
-            # torch fails to resize to a single pixel
-            self.apply(lambda each: F.resize(each, [max(2, size[0]), size[1]], antialias=True))
+            self.apply(lambda each: _resize(each, size))
 
     def crop(self, size: Size, random: np.random.Generator) -> None:
         """Crop at a random place, to a size that is no larger than the image."""
@@ -109,13 +115,17 @@ class _Scene:
         if below or right:
             self.image = F.pad(self.image, [0, 0, right, below], fill=list(fill))
             self.boxes = self._as_boxes(self.boxes.as_subclass(Tensor), self.size)
-            self.masks = None if self.masks is None else F.pad(self.masks, [0, 0, right, below], fill=0)
+            self._steps.append(lambda masks: F.pad(masks, [0, 0, right, below], fill=0))
+
+
+def _turned(part: Any) -> Tensor:
+    return torch.rot90(part.as_subclass(Tensor), 1, (-2, -1)).contiguous()
 
 
 def augmented(
     image: Tensor,
     boxes: Tensor,
-    masks: Tensor | None,
+    masks: Iterable[Tensor] | None,
     config: ObjectAugmentConfig,
     *,
     fill: Sequence[int],
@@ -130,7 +140,7 @@ def augmented(
     Args:
         image: (C, H, W) uint8.
         boxes: (G, 4) float32, left, top, right, bottom.
-        masks: (G, H, W) uint8, or None.
+        masks: (G, H, W) uint8, one or more parts of some of the objects, whose memory is free after each; or None.
         config: settings of the augmentation.
         fill: color outside of the image.
         random: source of all draws.
@@ -139,7 +149,7 @@ def augmented(
     Returns:
         Image, boxes and masks, and the objects that remain, (G,) bool.
     """
-    scene = _Scene(image, boxes, masks)
+    scene = _Scene(image, boxes)
     flips, turns, first = random.random(2), int(random.integers(4)), random.random() < config.crop_first
     if flips[0] < config.hflip:
         scene.apply(F.horizontal_flip)
@@ -161,19 +171,23 @@ def augmented(
     pixels = scene.image.as_subclass(Tensor)
     if config.photometric:
         pixels = recolored(tv_tensors.Image(pixels), random).as_subclass(Tensor)
-    return pixels, *_remaining(scene)
+    return pixels, *_remaining(scene, masks)
 
 
-def _remaining(scene: _Scene) -> tuple[Tensor, Tensor | None, Tensor]:
+def _remaining(scene: _Scene, masks: Iterable[Tensor] | None) -> tuple[Tensor, Tensor | None, Tensor]:
     boxes = F.clamp_bounding_boxes(scene.boxes).as_subclass(Tensor)
     kept = (boxes[:, 2:] - boxes[:, :2] >= _THINNEST).all(1)
-    if scene.masks is None:
+    if masks is None:
         return boxes[kept], None, kept
-    masks = scene.masks.as_subclass(Tensor)
-    visible = masks.flatten(1).amax(1) > 0
+    seen, parts = [], []
+    for part in map(scene.of_masks, masks):
+        seen.append(part.flatten(1).amax(1) > 0)
+        parts.append(part[seen[-1]])
+    visible, remaining = torch.cat(seen), torch.cat(parts)
     if not scene.cut:
+        remaining = remaining[kept[visible]]
         kept &= visible
-        return boxes[kept], masks[kept], kept
-    found = masks_to_boxes(masks[visible]).to(boxes.dtype)
+        return boxes[kept], remaining, kept
+    found = masks_to_boxes(remaining).to(boxes.dtype)
     found[:, 2:] += 1  # the right and lower edges of the last pixels
-    return found, masks[visible], visible
+    return found, remaining, visible

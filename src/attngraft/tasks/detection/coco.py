@@ -11,7 +11,7 @@ from attngraft.errors import DataError
 from attngraft.image_files import SEQUENTIAL
 from attngraft.opening import JSON_LIMIT, read_mapping
 from attngraft.suggest import cut, quoted
-from attngraft.tasks.detection.annotated import AnnotatedImages, Checks, ObjectList, ReadObjects, number
+from attngraft.tasks.detection.annotated import AnnotatedImages, Checks, ObjectList, ReadObjects, number, repeated
 from attngraft.tasks.detection.config import ObjectDataConfig
 from attngraft.tasks.detection.run_lengths import of_annotation
 from attngraft.tasks.images.coco import image_folder, split_files
@@ -77,7 +77,7 @@ def _read(root: Path, split: str, file: Path, checks: Checks, given: str | None)
         path = _image(folder, root, entry, file, checks)
         if path is None:
             continue
-        objects = ObjectList((entry["width"], entry["height"]), checks)
+        objects = ObjectList((entry["width"], entry["height"]), checks, where=path)
         for where, each in by_image[entry["id"]]:
             try:
                 _add(objects, each, numbers, (entry["width"], entry["height"]), where)
@@ -86,8 +86,7 @@ def _read(root: Path, split: str, file: Path, checks: Checks, given: str | None)
         names.append(path.relative_to(root).as_posix())
         paths.append(path)
         found.append(objects.close())
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+    if (twice := repeated(names)) is not None:
         checks.mistakes.append(f"{file}: two entries of 'images' have the file {twice}; remove one")
     order = sorted(range(len(names)), key=names.__getitem__)
     part = AnnotatedImages(names=tuple(names), images=tuple(paths), annotations=tuple(found))

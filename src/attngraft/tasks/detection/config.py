@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from attngraft.strict import FieldError, require
-from attngraft.tasks.images.config import SplitConfig
+from attngraft.tasks.images.config import LARGEST_SIDE, SplitConfig
 
 Head = Literal["faster_rcnn", "mask_rcnn", "cascade_mask_rcnn"]
 Primary = Literal["box_ap", "box_ap50", "box_ap75", "mask_ap", "mask_ap50", "mask_ap75"]
@@ -13,6 +13,8 @@ PRIMARY: dict[Head, Primary] = {
     "mask_rcnn": "mask_ap",
     "cascade_mask_rcnn": "mask_ap",
 }  #: by head
+
+_WIDEST, _DEEPEST = 2**13, 64  #: of the heads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +53,10 @@ class ObjectAugmentConfig:
 
     def __post_init__(self) -> None:
         require(self, "size", all(side >= 1 for side in self.size), "must be positive numbers")
-        require(self, "longest", self.longest >= max(self.size, default=1), "must be at least the shorter side")
-        require(
-            self, "crop", self.crop is None or min(self.crop) >= 1, "must be two positive numbers, height and width"
-        )
+        low, high = max(self.size, default=1), LARGEST_SIDE
+        require(self, "longest", low <= self.longest <= high, f"must be at least the shorter side, at most {high}")
+        fit = self.crop is None or 1 <= min(self.crop) <= max(self.crop) <= high
+        require(self, "crop", fit, f"must be height and width, from 1 to {high}")
         for name in ("crop_first", "hflip", "vflip"):
             require(self, name, 0 <= getattr(self, name) <= 1, "must be a probability between 0 and 1")
 
@@ -72,7 +74,8 @@ class DetectionTestConfig:
 
     def __post_init__(self) -> None:
         require(self, "size", self.size is None or self.size >= 1, "must be at least 1")
-        require(self, "longest", self.longest >= (self.size or 1), "must be at least the shorter side")
+        low, high = self.size or 1, LARGEST_SIDE
+        require(self, "longest", low <= self.longest <= high, f"must be at least the shorter side, at most {high}")
         require(self, "min_score", 0 <= self.min_score < 1, "must lie in [0, 1)")
         require(self, "nms", 0 < self.nms <= 1, "must lie in (0, 1]")
         require(self, "detections", 1 <= self.detections <= 10_000, "must be between 1 and 10,000")
@@ -107,9 +110,10 @@ class DetectionConfig:
 
     def __post_init__(self) -> None:
         for name in ("width", "box_width", "samples"):
-            require(self, name, getattr(self, name) >= 1, "must be at least 1")
-        require(self, "mask_layers", self.mask_layers >= 0, "must not be negative")
-        require(self, "anchors", len(self.anchors) == 5 and min(self.anchors) >= 1, "must be five positive numbers")
+            require(self, name, 1 <= getattr(self, name) <= _WIDEST, f"must be between 1 and {_WIDEST}")
+        require(self, "mask_layers", 0 <= self.mask_layers <= _DEEPEST, f"must be between 0 and {_DEEPEST}")
+        fit = len(self.anchors) == 5 and min(self.anchors) >= 1 and max(self.anchors) <= LARGEST_SIDE
+        require(self, "anchors", fit, f"must be five positive numbers, at most {LARGEST_SIDE}")
         if self.head == "faster_rcnn" and (self.metrics.primary or "").startswith("mask"):
             raise FieldError(
                 "metrics.primary", f"is {self.metrics.primary}, but the head faster_rcnn predicts no masks"

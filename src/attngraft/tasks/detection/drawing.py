@@ -12,6 +12,7 @@ from scipy import ndimage
 from attngraft.models.dense.rle import mask_api
 from attngraft.tasks.detection.objects import RunLengths
 
+_LETTERS = 100  #: of a caption; drawing takes long for more
 _OPACITY = 0.45  #: of masks
 _GOLDEN = 0.618034  #: step of the hue, which keeps the colors of neighboring classes apart
 
@@ -52,7 +53,7 @@ def drawn(
         for box, label in zip(boxes.tolist(), labels, strict=True):
             draw.rectangle(_corners(box), outline=class_color(int(label)))
     for box, label, text in zip(boxes.tolist(), labels, captions or (), strict=captions is not None):
-        draw.text((box[0] + 2, max(0, box[1] - 11)), text, fill=class_color(int(label)))
+        draw.text((box[0] + 2, max(0, box[1] - 11)), text[:_LETTERS], fill=class_color(int(label)))
     return picture
 
 

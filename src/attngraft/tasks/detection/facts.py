@@ -12,6 +12,7 @@ import numpy as np
 from attngraft.counting import counted
 from attngraft.errors import DataError
 from attngraft.tasks.detection.annotated import AnnotatedImages, ReadAnnotation, raise_mistakes
+from attngraft.tasks.detection.instances import LabelMap
 from attngraft.tasks.detection.objects import Objects
 from attngraft.tasks.images.stored import image_size
 
@@ -31,6 +32,8 @@ class ObjectFacts:
     most: int  #: largest number of objects in an image, without crowds
     crowded: tuple[int, ...]  #: number of objects of each image, without crowds
     empty: int  #: number of images without objects
+    twice: int  #: number of objects that have the class, box and area of another one of their image
+    single: bool  #: whether the images have masks whose values are objects, and no mask has more than one
 
 
 def read_facts(images: AnnotatedImages, classes: Sequence[str], *, name: str = "the split") -> ObjectFacts:
@@ -74,6 +77,7 @@ def read_facts(images: AnnotatedImages, classes: Sequence[str], *, name: str = "
     if not len(labels):
         what = f"{images.images[0]} and {len(found) - 1} more images of {name}"
         raise DataError(f"{what}: no objects; annotate some, or change the split")
+    rows = [np.column_stack([each.labels, each.boxes, each.areas, each.crowd]) for each in found if len(each)]
     bins = np.bincount(np.digitize(areas, SIZES), minlength=3)
     return ObjectFacts(
         objects=np.bincount(labels, minlength=len(classes)),
@@ -83,16 +87,27 @@ def read_facts(images: AnnotatedImages, classes: Sequence[str], *, name: str = "
         most=max(counts),
         crowded=counts,
         empty=sum(len(each) == 0 for each in found),
+        twice=sum(len(each) - len(np.unique(each, axis=0)) for each in rows),
+        single=len(images) > 1 and max(counts) == 1 and all(isinstance(each, LabelMap) for each in images.annotations),
     )
 
 
-def crowded_note(facts: dict[str, ObjectFacts], detections: int) -> list[str]:
-    """Return a note if images have more objects than `task.test.detections`."""
+def notes_on(facts: dict[str, ObjectFacts], detections: int) -> list[str]:
+    """Return notes on repeated objects, masks of one value, and images with more objects than `task.test.detections`."""
+    notes = []
+    if twice := sum(each.twice for each in facts.values()):
+        notes.append(f"Objects that occur twice, with the same class, box and area: {twice}.")
+    if all(each.single for each in facts.values()):
+        notes.append(
+            "No mask has more than one value besides 0, so that all its regions are one object; if they are several, give "
+            "them the values 1, 2, ..."
+        )
     number = sum(count > detections for each in facts.values() for count in each.crowded)
     most = max(each.most for each in facts.values())
     if not number:
-        return []
+        return notes
     return [
+        *notes,
         f"Images with more than {detections} objects, of which the rest cannot be found: {number}, with up to {most}; use "
-        f"--set task.test.detections={most}."
+        f"--set task.test.detections={most}.",
     ]

@@ -14,7 +14,7 @@ import numpy as np
 
 from attngraft.errors import DataError
 from attngraft.models.dense.rle import mask_api
-from attngraft.tasks.detection.annotated import AnnotatedImages, ReadObjects
+from attngraft.tasks.detection.annotated import LARGEST, AnnotatedImages, ReadObjects
 from attngraft.tasks.detection.config import ObjectDataConfig
 from attngraft.tasks.detection.objects import Objects, RunLengths
 from attngraft.tasks.detection.run_lengths import areas_of, boxes_of, of_label_map
@@ -26,7 +26,6 @@ CLASS = "object"  #: name of the only class
 
 _VALUES = ("P", "L", "1", "I", "I;16", "I;16B")  #: Pillow's modes of masks with one value per pixel
 _PROBED = 20  #: number of folders that are looked at
-_OBJECTS = 2**16  #: largest number of objects of an image
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class LabelMap:
 
     def objects(self, image: Path) -> Objects:
         labels = _values(self.file, image)
-        if (count := len(np.unique(labels))) > _OBJECTS:
+        if (count := len(np.unique(labels))) > LARGEST:
             raise DataError(f"{self.file}: {count:,} values, so it is not an instance mask; replace it")
         return _objects(of_label_map(labels))
 
@@ -136,7 +135,11 @@ def _nested(folder: Path, root: Path, config: ObjectDataConfig) -> list[tuple[st
         files = sorted(image_files(images).values())
         if len(files) != 1:
             raise DataError(f"{images}: {len(files)} images, but a folder beside masks of objects must have one")
-        objects = () if masks is None else tuple(sorted(image_files(masks).values()))
+        if masks is None:
+            raise DataError(
+                f"{each}: no folder of masks; add it, empty for an image without objects, or remove this folder"
+            )
+        objects = tuple(sorted(image_files(masks).values()))
         found.append((files[0].relative_to(root).as_posix(), files[0], MaskFiles(objects)))
     return found
 

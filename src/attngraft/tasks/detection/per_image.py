@@ -39,7 +39,7 @@ def read_files(entries: Sequence[Entry], parse: Parse, checks: Checks) -> Annota
                 checks.mistakes.append(each)
                 continue
             size, text = each
-            objects = ObjectList(size, checks)
+            objects = ObjectList(size, checks, where=image)
             if file is not None:
                 try:
                     parse(text, objects, file)

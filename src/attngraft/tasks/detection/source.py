@@ -24,6 +24,8 @@ from attngraft.tasks.images.folders import has_masks
 from attngraft.tasks.images.sources.base import check_classes
 from attngraft.tasks.images.split_source import SplitSource, split_images
 
+_CLASSES = 20_000  #: largest number of classes; memory and time of the heads grow with it
+
 _READERS: dict[str, Callable[[Path, ObjectDataConfig], ReadObjects]] = {
     "coco": read_coco,
     "masks": read_instances,
@@ -57,6 +59,8 @@ def open_objects(config: ObjectDataConfig, *, saved_split: Path | None = None) -
         raise DataError(f"{root}: no such file or folder; give a folder with images and annotations (task.data.source)")
     read = _READERS[config.format or _found_format(root, config)](root, config)
     check_classes(read.classes, where=str(root))
+    if len(read.classes) > _CLASSES:
+        raise DataError(f"{root}: {len(read.classes):,} classes, more than {_CLASSES:,}; remove those without objects")
     split = split_images(
         read.parts, config, root=root, origin="the splits of the data", notes=read.notes, saved_split=saved_split
     )

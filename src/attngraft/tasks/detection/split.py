@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,13 @@ from attngraft.errors import DataError
 from attngraft.tasks.detection.annotated import AnnotatedImages
 from attngraft.tasks.detection.augmentation import Size, augmented, resized
 from attngraft.tasks.detection.config import DetectionTestConfig, ObjectAugmentConfig
+from attngraft.tasks.detection.objects import RunLengths
 from attngraft.tasks.detection.run_lengths import decoded
 from attngraft.tasks.images.inputs import HostInput, image_to_tensor
 from attngraft.tasks.seeding import generator
 from attngraft.tasks.task import Batch, Split
+
+_DECODED = 2**26  #: bytes of masks in the size of their image at a time
 
 
 class ObjectSplit(Split):
@@ -81,13 +84,13 @@ class ObjectSplit(Split):
         if self._augment is None:
             return {"image": resized(image, self._test, self._canvas), "objects": objects, "size": (height, width)}
         chosen = np.flatnonzero(~objects.crowd)
-        masks = None
+        parts = None
         if self._masks and objects.masks is not None:
-            masks = torch.from_numpy(decoded([objects.masks[i] for i in chosen.tolist()], (width, height)))
+            parts = _parts([objects.masks[i] for i in chosen.tolist()], (width, height))
         boxes = torch.from_numpy(objects.boxes[chosen]).float()
         random = generator(self._seed, epoch, index)
         image, boxes, masks, kept = augmented(
-            image, boxes, masks, self._augment, fill=self._fill, random=random, canvas=self._canvas
+            image, boxes, parts, self._augment, fill=self._fill, random=random, canvas=self._canvas
         )
         target = {"boxes": boxes, "labels": torch.from_numpy(objects.labels[chosen] + 1)[kept]}
         return image, target if masks is None else {**target, "masks": masks}
@@ -105,3 +108,10 @@ class ObjectSplit(Split):
         found = hashlib.sha256("\n".join(self._classes).encode())
         found.update(self.images.fingerprint())
         return found.digest()
+
+
+def _parts(masks: Sequence[RunLengths], size: tuple[int, int]) -> Iterator[torch.Tensor]:
+    """Yield the decoded masks in parts of limited memory, at least one."""
+    step = max(1, _DECODED // (size[0] * size[1]))
+    for start in range(0, max(1, len(masks)), step):
+        yield torch.from_numpy(decoded(masks[start : start + step], size))

@@ -21,7 +21,7 @@ from attngraft.strict import FieldError
 from attngraft.tasks.configured import ConfiguredTask
 from attngraft.tasks.detection.codec import DetectionCodec
 from attngraft.tasks.detection.config import PRIMARY, DetectionConfig, DetectionMetricsConfig
-from attngraft.tasks.detection.facts import ObjectFacts, crowded_note, read_facts
+from attngraft.tasks.detection.facts import ObjectFacts, notes_on, read_facts
 from attngraft.tasks.detection.floor import threshold_regions
 from attngraft.tasks.detection.inference import detect
 from attngraft.tasks.detection.metrics import FLOOR, METRICS, image_statistics, measure
@@ -29,7 +29,8 @@ from attngraft.tasks.detection.objects import Objects
 from attngraft.tasks.detection.sections import sections
 from attngraft.tasks.detection.source import ObjectSource, open_objects
 from attngraft.tasks.detection.split import ObjectSplit
-from attngraft.tasks.facts import LARGEST, LARGEST_SIZE, Facts
+from attngraft.tasks.facts import LARGEST, Facts
+from attngraft.tasks.images.config import LARGEST_SIDE
 from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.images.sources.splitting import split_digest
 from attngraft.tasks.task import SPLIT_FILE, Batch, Loss, StepContext, TaskData, unwrapped
@@ -53,7 +54,7 @@ class DetectionFacts(Facts):
         if any(not 0 <= number <= LARGEST for numbers in self.objects.values() for number in numbers):
             raise FieldError("objects", "must be numbers of objects")
         if self.canvas is not None and (
-            len(self.canvas) != 2 or not all(0 < side <= LARGEST_SIZE for side in self.canvas)
+            len(self.canvas) != 2 or not all(0 < side <= LARGEST_SIDE for side in self.canvas)
         ):
             raise FieldError("canvas", "must be null, or a height and a width")
 
@@ -98,7 +99,7 @@ class Detection(ConfiguredTask):
             notes.append(
                 f"The host takes images of one size, so images are resized to fit into {canvas[0]} x {canvas[1]}."
             )
-        notes += crowded_note(counted, config.test.detections)
+        notes += [*source.copies(), *notes_on(counted, config.test.detections)]
         untrained = [
             name for name, count in zip(source.classes, counted["train"].objects, strict=True) if count == 0
         ]  # fmt: skip

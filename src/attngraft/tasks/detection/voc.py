@@ -18,7 +18,14 @@ import numpy as np
 from attngraft.errors import DataError
 from attngraft.opening import read_text
 from attngraft.suggest import cut, quoted
-from attngraft.tasks.detection.annotated import AnnotatedImages, Checks, ObjectList, ReadAnnotation, ReadObjects
+from attngraft.tasks.detection.annotated import (
+    AnnotatedImages,
+    Checks,
+    ObjectList,
+    ReadAnnotation,
+    ReadObjects,
+    repeated,
+)
 from attngraft.tasks.detection.config import ObjectDataConfig
 from attngraft.tasks.detection.per_image import Entry, read_files
 from attngraft.tasks.images.folders import IMAGES, find_side, image_files
@@ -34,9 +41,9 @@ def is_voc(root: Path) -> bool:
     folder = find_side(root, None, _FOLDERS) if root.is_dir() else None
     if folder is None:
         return False
-    for file in islice(sorted(folder.glob("*.xml")), _PROBED):
+    for file in islice(_files(folder).values(), _PROBED):
         try:
-            if "<object>" in read_text(file):
+            if "<object" in read_text(file).lower():
                 return True
         except (OSError, UnicodeDecodeError):
             pass
@@ -86,10 +93,11 @@ def _renumbered(part: AnnotatedImages, table: np.ndarray) -> AnnotatedImages:
 
 
 def _entries(root: Path, folder: Path, images: Path, checks: Checks) -> dict[str, list[Entry]]:
-    found, files = image_files(images), {file.stem: file for file in sorted(folder.glob("*.xml"))}
+    found, files = image_files(images), _files(folder)
     lists = {split: _names(root / _LISTS / f"{split}.txt") for split in ("train", "val", "trainval", "test")}
     if lists["train"] is None and lists["trainval"] is not None:
-        lists["train"] = [name for name in lists["trainval"] if name not in (lists["val"] or ())]
+        held = set(lists["val"] or ())
+        lists["train"] = [name for name in lists["trainval"] if name not in held]
     if lists["train"] is None:
         lists["train"] = sorted(files)
     result: dict[str, list[Entry]] = {}
@@ -109,6 +117,11 @@ def _entries(root: Path, folder: Path, images: Path, checks: Checks) -> dict[str
     return result
 
 
+def _files(folder: Path) -> dict[str, Path]:
+    """Return the XML files in a folder by name without extension."""
+    return {file.stem: file for file in sorted(folder.iterdir()) if file.suffix.lower() == ".xml"}
+
+
 def _names(file: Path) -> list[str] | None:
     if not file.exists():
         return None
@@ -116,8 +129,7 @@ def _names(file: Path) -> list[str] | None:
         names = [line.split()[0] for line in read_text(file).splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: cannot be read as text ({error}); save it again in UTF-8") from None
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+    if (twice := repeated(names)) is not None:
         raise DataError(f"{file}: lists {quoted(twice)} twice; remove one of the lines")
     return names
 
@@ -129,11 +141,15 @@ def _objects(text: str, size: tuple[int, int], file: Path) -> list[tuple[str, st
         ValueError: the text has another form.
     """
     if "<!DOCTYPE" in text:
-        raise ValueError("declares a document type, which may contain entities; remove it")
+        raise ValueError("declares a document type, which may contain entities")
     try:
         tree = ElementTree.fromstring(text)
     except (ElementTree.ParseError, ValueError, LookupError) as error:
         raise ValueError(f"is not XML ({error})") from None
+    for each in tree.iter():  # some tools write name spaces, or capitals
+        each.tag = str(each.tag).rpartition("}")[2].lower()
+    if tree.tag != "annotation":
+        raise ValueError(f"starts with <{cut(tree.tag)}>, not <annotation>")
     given = [tree.findtext(f"size/{side}", "0").strip() for side in ("width", "height")]
     if given not in (["0", "0"], ["", ""], [str(side) for side in size]):
         raise ValueError(f"is of {cut(' x '.join(given))} pixels, but its image has {size[0]} x {size[1]}")
@@ -150,6 +166,9 @@ def _objects(text: str, size: tuple[int, int], file: Path) -> list[tuple[str, st
         if not all(abs(side) < 1e9 for side in sides):
             raise ValueError(f"object {place} has the box {quoted(words)}, not numbers (xmin, ymin, xmax, ymax)")
         left, top, right, bottom = sides  # the first and the last pixel, counted from 1
-        difficult = each.findtext("difficult", "0").strip() == "1"
-        found.append((f"{file}: object {place}", name, [left - 1, top - 1, right, bottom], difficult))
+        difficult = each.findtext("difficult", "0").strip().lower()
+        if difficult not in ("", "0", "1", "true", "false"):
+            raise ValueError(f"object {place} has difficult {quoted(difficult)}, not 0 or 1")
+        sides = [left - 1, top - 1, right, bottom]
+        found.append((f"{file}: object {place}", name, sides, difficult in ("1", "true")))
     return found

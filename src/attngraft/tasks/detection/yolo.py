@@ -38,7 +38,9 @@ def is_yolo(path: Path) -> bool:
         if path.is_file() and path.suffix.lower() not in (".yaml", ".yml"):
             return False
         root, file = _places(path)
-        return file is not None and "names" in read_yaml(file) and bool(_folders(root, read_yaml(file), None))
+        return file is not None and "names" in read_yaml(file) and bool(_folders(root, file, None, []))
+    except DataError:
+        return True
     except (ConfigError, OSError):
         return False
 
@@ -60,7 +62,8 @@ def read_yolo(path: Path, config: ObjectDataConfig) -> ReadObjects:
         raise DataError(str(error)) from None
     names = _names(content, file)
     numbers = {key: label for label, key in enumerate(names)}
-    folders = _folders(root, content, config.images)
+    unused = list[str]()
+    folders = _folders(root, file, config.images, unused)
     if not folders:
         raise DataError(f"{root}: no folders images/train and labels/train, or train/images and train/labels; add them")
 
@@ -77,7 +80,9 @@ def read_yolo(path: Path, config: ObjectDataConfig) -> ReadObjects:
     for split, (images, labels) in folders.items():
         parts[split] = read_files(_entries(images, labels, root, checks), parse, checks)
     parts, masks, notes = checks.close(parts)
-    return ReadObjects(classes=tuple(names.values()), category_ids=tuple(names), parts=parts, masks=masks, notes=notes)
+    return ReadObjects(
+        classes=tuple(names.values()), category_ids=tuple(names), parts=parts, masks=masks, notes=(*notes, *unused)
+    )
 
 
 def _places(path: Path) -> tuple[Path, Path | None]:
@@ -98,13 +103,22 @@ def _names(content: Mapping[str, Any], file: Path) -> dict[int, str]:
     return {key: str(name) for key, name in sorted(named.items())}
 
 
-def _folders(root: Path, content: Mapping[str, Any], name: str | None) -> dict[str, tuple[Path, Path]]:
-    """Return the folders of images and labels of each split: those in data.yaml if they exist, or usual ones."""
-    found = {}
+def _folders(root: Path, file: Path, name: str | None, notes: list[str]) -> dict[str, tuple[Path, Path]]:
+    """Return the folders of images and labels of each split: those in data.yaml if they exist, or usual ones.
+
+    Args:
+        root: the folder.
+        file: its data.yaml.
+        name: of the folder of images, or None.
+        notes: where folders that do not exist are noted.
+    """
+    content, found = read_yaml(file), dict[str, tuple[Path, Path]]()
     images, labels = find_side(root, name, IMAGES), find_side(root, None, _LABELS)
     for split, usual in SPLITS.items():
         one = other = None
-        entry = next((content[each] for each in usual if isinstance(content.get(each), str)), None)
+        entry = next((content[each] for each in usual if content.get(each) is not None), None)
+        if entry is not None and (not isinstance(entry, str) or entry.endswith(".txt")):
+            raise DataError(f"{file}: {split} is {quoted(entry)}; give one folder of images, such as images/{split}")
         given = None if entry is None else Path(os.path.normpath(root / entry.replace("\0", "")))
         if given is not None and given.is_relative_to(root) and given.is_dir():
             one, other = given, _labels_of(given, root)
@@ -112,8 +126,13 @@ def _folders(root: Path, content: Mapping[str, Any], name: str | None) -> dict[s
             one, other = split_folder(images, split), split_folder(labels, split)
         elif (folder := split_folder(root, split)) is not None:
             one, other = find_side(folder, name, IMAGES), find_side(folder, None, _LABELS)
+        if one is not None and other is None and split != "test":
+            raise DataError(f"{file}: no folder of labels for {one}; add {root / 'labels'}/..., or correct {split}")
         if one is not None and other is not None:
             found[split] = one, other
+        if entry and not f"{one}/".endswith(f"/{entry.lstrip('./').rstrip('/')}/"):
+            used = one or "no such split"
+            notes.append(f"{file}: {split} is {quoted(entry)}, which is no folder in {root}; used instead: {used}.")
     if not found and images is not None and labels is not None:
         found["train"] = images, labels
     return found
@@ -130,7 +149,8 @@ def _labels_of(images: Path, root: Path) -> Path | None:
 
 def _entries(images: Path, labels: Path, root: Path, checks: Checks) -> list[Entry]:
     found = image_files(images)
-    files = {path.relative_to(labels).with_suffix("").as_posix(): path for path in sorted(labels.rglob("*.txt"))}
+    texts = [path for path in sorted(labels.rglob("*")) if path.suffix.lower() == ".txt"]
+    files = {path.relative_to(labels).with_suffix("").as_posix(): path for path in texts}
     if not found:
         raise DataError(f"{images}: contains no images; add some")
     for key in sorted(files.keys() - found.keys() - {"classes"}):  # labelImg writes classes.txt

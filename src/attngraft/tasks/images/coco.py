@@ -67,9 +67,11 @@ def polygon_points(polygon: Any) -> np.ndarray:
 
     Raises:
         ValueError: it is not a list of finite numbers.
-        TypeError: it contains other things.
     """
-    points = np.asarray(polygon, dtype=np.float64)
+    try:
+        points = np.asarray(polygon, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        points = np.zeros(1)
     if points.ndim != 1 or len(points) % 2 or not np.isfinite(points).all():
         raise ValueError("a polygon must be a list of finite numbers x, y, x, y, ...")
     return points.reshape(-1, 2)

@@ -8,6 +8,8 @@ from attngraft.strict import FieldError, require
 Crop = Literal["auto", "resized", "pad", "center"]
 Check = Literal["auto", "full", "fast", "off"]
 Order = Literal["random", "shards"]
+LARGEST_SIDE = 2**13  #: largest side to which images are resized or cropped, in pixels
+
 Separator = Literal["bar", "semicolon", "comma", "space", "none"]
 
 

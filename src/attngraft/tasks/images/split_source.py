@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 import numpy as np
 
 from attngraft.errors import DataError
+from attngraft.opening import open_regular
 from attngraft.tasks.images.config import SplitConfig
 from attngraft.tasks.images.folders import SPLITS
 from attngraft.tasks.images.sources.splitting import divide
@@ -21,6 +23,9 @@ class Annotated(Protocol):
     @property
     def names(self) -> tuple[str, ...]: ...
 
+    @property
+    def images(self) -> tuple[Any, ...]: ...
+
     def __len__(self) -> int: ...
 
     def take(self, indices: np.ndarray) -> Self: ...
@@ -29,6 +34,8 @@ class Annotated(Protocol):
 
 
 T = TypeVar("T", bound=Annotated)
+
+_COMPARED = 2**16  #: bytes at the start of files of one size, of which copies are the same
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +53,25 @@ class SplitSource(Generic[T]):
     def parts(self) -> dict[str, T]:
         """Return the images of each split."""
         return {"train": self.train, "val": self.val} | ({} if self.test is None else {"test": self.test})
+
+    def copies(self) -> list[str]:
+        """Return a note for each split with image files that are copies of those of an earlier split."""
+        notes, earlier = list[str](), dict[int, list[Path]]()
+        digests: dict[int, set[bytes]] = {}
+        for name, part in self.parts().items():
+            files = [(_file_size(path), path) for path in part.images if isinstance(path, Path)]
+            for size in {size for size, _ in files} & earlier.keys():
+                digests[size] = set(map(_start, earlier[size]))
+            copied = [path for size, path in files if size in earlier and _start(path) in digests[size]]
+            for size, path in files:
+                earlier.setdefault(size, []).append(path)
+            if copied:
+                verb = "image is a copy" if len(copied) == 1 else "images are copies"
+                notes.append(
+                    f"Leak: {len(copied)} {name} {verb} of images of an earlier split, such as {copied[0]}, so the results "
+                    "are too good."
+                )
+        return notes
 
     def find(self, names: Sequence[str]) -> list[tuple[T, int]]:
         """Return the split of each name, and its index there.
@@ -105,3 +131,18 @@ def split_images(
         if not len(images):
             raise DataError(f"{root}: no images for {name} ({origin}); add some, or change the split")
     return SplitSource(where=str(root), train=train, val=val, test=test, origin=origin, drawn=drawn, notes=tuple(notes))
+
+
+def _file_size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
+
+
+def _start(path: Path) -> bytes:
+    try:
+        with open_regular(path) as file:
+            return hashlib.sha256(file.read(_COMPARED)).digest()
+    except OSError:
+        return str(path).encode(errors="surrogateescape")

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from attngraft.strict import FieldError, require
-from attngraft.tasks.images.config import SplitConfig
+from attngraft.tasks.images.config import LARGEST_SIDE, SplitConfig
 
 LARGEST_SCALE = 32  #: factor on the size of an image; larger ones fill the memory
 _RANGE = f"above 0, at most {LARGEST_SCALE}"
@@ -46,8 +46,9 @@ class MaskAugmentConfig:
     photometric: bool = True  #: random brightness, contrast, saturation and hue
 
     def __post_init__(self) -> None:
-        require(self, "crop", min(self.crop) >= 1, "must be two positive numbers, height and width")
-        require(self, "size", self.size is None or self.size >= 1, "must be at least 1")
+        fit = 1 <= min(self.crop) <= max(self.crop) <= LARGEST_SIDE
+        require(self, "crop", fit, f"must be height and width, from 1 to {LARGEST_SIDE}")
+        require(self, "size", self.size is None or 1 <= self.size <= LARGEST_SIDE, f"must be from 1 to {LARGEST_SIDE}")
         low, high = self.scale
         require(self, "scale", 0 < low <= high <= LARGEST_SCALE, f"must be two increasing numbers {_RANGE}")
         require(self, "max_share", 0 < self.max_share <= 1, "must lie in (0, 1]")
@@ -79,7 +80,7 @@ class InferenceConfig:
     flip: bool = False  #: also average over the mirrored image
 
     def __post_init__(self) -> None:
-        require(self, "size", self.size is None or self.size >= 1, "must be at least 1")
+        require(self, "size", self.size is None or 1 <= self.size <= LARGEST_SIDE, f"must be from 1 to {LARGEST_SIDE}")
         require(self, "stride", 0 < self.stride <= 1, "must lie in (0, 1]")
         fit = bool(self.scales) and min(self.scales) > 0 and max(self.scales) <= LARGEST_SCALE
         require(self, "scales", fit, f"must be numbers {_RANGE}")

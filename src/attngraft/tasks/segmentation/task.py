@@ -109,7 +109,7 @@ class Segmentation(ConfiguredTask):
         self._largest = max(evaluated, key=lambda size: size[0] * size[1])
         counts = {name: found for name, (found, _) in counted.items()}
         self._weights = self._class_weights(counts["train"][:-1])
-        notes = list(source.notes)
+        notes = [*source.notes, *source.copies()]
         fixed = self._fixed_size(model_data_config)
         if fixed:
             window = _sides(padded_size(config.augment.crop))
