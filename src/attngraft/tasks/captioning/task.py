@@ -41,7 +41,7 @@ from attngraft.tasks.facts import LARGEST_SIZE, Facts, InputFacts
 from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.images.sources.splitting import split_digest
 from attngraft.tasks.seeding import generator
-from attngraft.tasks.task import FITTED_FOLDER, SPLIT_FILE, Batch, Loss, StepContext, TaskData
+from attngraft.tasks.task import FITTED_FOLDER, SPLIT_FILE, Batch, Loss, StepContext, TaskData, unwrapped
 from attngraft.timing.macs import evaluating
 
 _PLATEAU = 0.95  #: a loss of more than this part of the loss by frequencies is on its plateau
@@ -336,6 +336,8 @@ class Captioning(ConfiguredTask):
         return self._reward
 
     def infer(self, model: nn.Module, batch: Batch, *, full: bool = True) -> Records:
+        if (other_input(unwrapped(model)) or {}).get("kind") == KIND:  # a host that is evaluated as it is
+            model = self.build(unwrapped(model), {})
         logits, labels = self._logits(model, batch).detach(), batch["labels"]
         nll = F.cross_entropy(logits.transpose(1, 2).float(), labels, reduction="none").sum(1).double()
         images = len(batch["index"])
