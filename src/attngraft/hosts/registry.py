@@ -64,7 +64,7 @@ PACKAGES: Mapping[str, Package] = {
         | dict.fromkeys(
             (
                 *("hf.vit", "hf.dinov2", "hf.dinov3", "hf.clip", "hf.swin", "hf.marian", "hf.m2m_100", "hf.t5"),
-                *("hf.bert", "hf.roberta", "hf.electra", "hf.distilbert", "hf.modernbert"),
+                *("hf.bert", "hf.roberta", "hf.electra", "hf.distilbert", "hf.modernbert", "hf.gpt2"),
             ),
             "hosts.hf.families",
         ),

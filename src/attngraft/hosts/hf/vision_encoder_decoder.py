@@ -12,14 +12,14 @@ from attngraft.hosts.hf.families import FAMILIES
 from attngraft.hosts.hf.family import pair, random_ids
 from attngraft.hosts.sites import refused_site
 
-_PARTS = tuple(FAMILIES[f"hf.{name}"].adapter for name in ("vit", "dinov2", "swin", "bert", "roberta"))
+_PARTS = tuple(FAMILIES[f"hf.{name}"].adapter for name in ("vit", "dinov2", "swin", "bert", "roberta", "gpt2"))
 
 
 class VisionEncoderDecoder(BlockFamily):
     """Sites of the encoder, below `encoder`, and of the decoder, below `decoder`."""
 
     name = "hf.vision_encoder_decoder"
-    summary = "transformers VisionEncoderDecoder: ViT, DeiT, DINOv2 or Swin with BERT or RoBERTa as the decoder"
+    summary = "transformers VisionEncoderDecoder: ViT, DeiT, DINOv2 or Swin with BERT, RoBERTa or GPT-2 as the decoder"
     models = (VisionEncoderDecoderModel,)
     blocks: ClassVar = {kind: reader for part in _PARTS for kind, reader in part.blocks.items()}
     patched: ClassVar = {kind: template for part in _PARTS for kind, template in part.patched.items()}
