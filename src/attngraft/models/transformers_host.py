@@ -235,7 +235,8 @@ def _decoder_input(model: Any) -> dict[str, Any]:
 
 
 def _is_captioner(model: Any) -> bool:
-    return bool(model.config.model_type == CAPTIONER)
+    config = getattr(model, "config", None)  # `transformers_classifier` has none
+    return bool(getattr(config, "model_type", "") == CAPTIONER)
 
 
 def _captioned_input(model: Any, source: str, shown: Mapping[str, Any]) -> dict[str, Any]:

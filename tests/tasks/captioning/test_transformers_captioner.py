@@ -25,7 +25,7 @@ from tests.cli.test_export import run as command
 from tests.contract.stirring import stir
 from tests.contract.task_contract import Loaded
 from tests.tasks.captioning.scenes import section, write_scenes
-from tests.tasks.captioning.transformers_hosts import transformers, write_host
+from tests.tasks.captioning.transformers_hosts import transformers, write_gpt2, write_host
 
 
 def recipe(folder: Path, host: str | None = None, graft: str | None = None, **fields: Any) -> Recipe:
@@ -153,6 +153,29 @@ def test_a_run_predicts_and_its_folder_is_a_host(tmp_path: Path, capsys: pytest.
     data = ["--task", "captioning", "--data", tmp_path / "scenes", "--set", "task.max_length=9"]
     assert command("eval", f"hf:{tmp_path / 'moved'}", "--pretrained", *data, "--json") == 0
     assert json.loads(capsys.readouterr().out)["metrics"]["loss"] > 0
+
+
+@pytest.mark.parametrize("objective", ["cross_entropy", "reward"])
+def test_the_start_may_be_the_end_and_the_padding(tmp_path: Path, objective: str) -> None:
+    """As in GPT-2; captions are learned and written, alone and among others."""
+    loaded = Loaded(recipe(tmp_path, write_gpt2(tmp_path / "host"), "horizontal@decoder", objective=objective))
+    task: Any = loaded.task
+    ids = task._tokens.encode("A red dog .")
+    assert (ids[[0, -1]].tolist(), len(ids), task._tokens.decode(ids[1:])) == ([3, 3], 6, "a red dog .")
+    batch = loaded.data.train.collate([loaded.data.train[0, index] for index in range(4)])
+    assert (batch["labels"] == 3).sum() == len(batch["labels"])
+    model, optimizer = loaded.model, torch.optim.Adam(loaded.model.parameters(), lr=5e-3)
+    losses = []
+    for step in range(30 if objective == "cross_entropy" else 2):
+        loss = task.step(model, batch, StepContext(seed=0, epoch=0, step=step, model=model))["loss"].mean
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    together, alone = (loaded.infer(each).outputs["caption"] for each in (range(3), [1]))
+    assert together[1] == alone[0]
+    if objective == "cross_entropy":
+        assert losses[-1] < 0.5 * losses[0] and all(together)
 
 
 @pytest.mark.parametrize(

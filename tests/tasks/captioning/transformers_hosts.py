@@ -34,13 +34,15 @@ TEXT = {
 }
 
 
-def tokenizer() -> Any:
-    """Lower-case words and marks, between [CLS] and [SEP]."""
+def tokenizer(*, bare: bool = False) -> Any:
+    """Lower-case words and marks, between [CLS] and [SEP]; or, as in GPT-2, without special tokens except the end."""
     inner = tokenizers.Tokenizer(
         tokenizers.models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="[UNK]")
     )
     inner.normalizer = tokenizers.normalizers.Lowercase()
     inner.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    if bare:
+        return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="[SEP]")
     inner.post_processor = tokenizers.processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
@@ -52,6 +54,17 @@ def configuration(decoder: Any, **fields: Any) -> Any:
     ids = {"decoder_start_token_id": 2, "eos_token_id": 3, "pad_token_id": 0, **fields}
     encoder = transformers.ViTConfig(**ENCODER)
     return transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder, **ids)
+
+
+def write_gpt2(folder: Path) -> str:
+    """Write ViT with GPT-2, whose start, end and padding are the same token."""
+    sizes = {"n_positions": 20, "n_embd": 24, "n_layer": 2, "n_head": 2, "n_inner": 48, "vocab_size": len(WORDS)}
+    rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    decoder = transformers.GPT2Config(**sizes, **rates, bos_token_id=3, eos_token_id=3)
+    ids = dict.fromkeys(("decoder_start_token_id", "eos_token_id", "pad_token_id"), 3)
+    host = write_host(folder, decoder=decoder, words=False, **ids)
+    tokenizer(bare=True).save_pretrained(folder)
+    return host
 
 
 def write_host(folder: Path, *, words: bool = True, images: bool = True, decoder: Any = None, **fields: Any) -> str:

@@ -35,11 +35,6 @@ class TransformersCaptioner(HostedModel):
         if isinstance(pooler, nn.Module):  # has no effect on the captions
             pooler.requires_grad_(False)
 
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Enable activation checkpointing of the layers."""
-        host = cast(Any, self.host)
-        (host.gradient_checkpointing_enable if enable else host.gradient_checkpointing_disable)()
-
     def forward(self, images: Tensor, ids: Tensor, captions: Tensor | None = None) -> Tensor:
         """Return logits (R, Nt, V).
 
