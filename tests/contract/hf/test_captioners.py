@@ -66,11 +66,15 @@ class TestVisionEncoderDecoder(TransformersContract):
 
         return BertConfig(**TINY_TEXT)
 
-    def made(self) -> nn.Module:
-        from transformers import VisionEncoderDecoderConfig, VisionEncoderDecoderModel, ViTConfig
+    def encoder(self) -> Any:
+        from transformers import ViTConfig
 
-        encoder = ViTConfig(**TINY)
-        config = VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, self.decoder())
+        return ViTConfig(**TINY)
+
+    def made(self) -> nn.Module:
+        from transformers import VisionEncoderDecoderConfig, VisionEncoderDecoderModel
+
+        config = VisionEncoderDecoderConfig.from_encoder_decoder_configs(self.encoder(), self.decoder())
         model = VisionEncoderDecoderModel(config)
         model.encoder.pooler = None
         return model
@@ -87,6 +91,32 @@ class TestVisionEncoderDecoderWithGPT2(TestVisionEncoderDecoder):
         from transformers import GPT2Config
 
         return GPT2Config(**GPT2)
+
+
+@pytest.mark.slow
+class TestVisionEncoderDecoderWithSwinAndRoberta(TestVisionEncoderDecoder):
+    """Swin as the encoder, and RoBERTa as the decoder."""
+
+    def encoder(self) -> Any:
+        from transformers import SwinConfig
+
+        sizes = {"image_size": 16, "patch_size": 2, "window_size": 4, "embed_dim": 12, "depths": [1, 1]}
+        return SwinConfig(**sizes, num_heads=[2, 4], drop_path_rate=0.0)
+
+    def decoder(self) -> Any:
+        from transformers import RobertaConfig
+
+        return RobertaConfig(**TINY_TEXT)
+
+
+@pytest.mark.slow
+class TestVisionEncoderDecoderWithDinov2(TestVisionEncoderDecoder):
+    """DINOv2 as the encoder."""
+
+    def encoder(self) -> Any:
+        from transformers import Dinov2Config
+
+        return Dinov2Config(**{name: size for name, size in TINY.items() if name != "intermediate_size"}, mlp_ratio=2)
 
 
 @pytest.mark.parametrize("spec", [None, *SPECS])

@@ -13,6 +13,7 @@ import torch
 import attngraft
 from attngraft.errors import AttngraftError
 from attngraft.export.predict import open_model
+from attngraft.models.examine import examine
 from attngraft.models.host_input import host_input
 from attngraft.tasks.captioning.transformers_captioner import TransformersCaptioner
 from attngraft.tasks.images.inputs import HostInput
@@ -117,6 +118,7 @@ def test_a_decoder_without_an_adapter_is_named(tmp_path: Path) -> None:
     write_host(folder, decoder=transformers.TrOCRConfig(**sizes, max_position_embeddings=20))
     host = transformers.VisionEncoderDecoderModel.from_pretrained(folder)
     assert {entry.site.partition(".")[0] for entry in attngraft.plan(host, "vertical").entries} == {"encoder"}
+    assert "its decoder, TrOCRForCausalLM, is not supported" in str(examine(host))
     with pytest.raises(AttngraftError, match="its decoder, TrOCRForCausalLM, is not supported"):
         attngraft.graft(host, "vertical@decoder")
 
