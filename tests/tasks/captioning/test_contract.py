@@ -118,7 +118,3 @@ class TestTransformers(TaskContract):
 
     def raw(self, split: Split, folder: Path, *, count: int) -> list[str]:
         return [str(path) for path in split.images.images[:count]]  # type: ignore[attr-defined]
-
-    @pytest.mark.slow
-    def test_two_processes_are_one(self, tmp_path: Path) -> None:
-        pytest.skip("as with features")
