@@ -62,6 +62,8 @@ NAMED = {
     "hf.electra": ("ELECTRA",),
     "hf.distilbert": ("DistilBERT",),
     "hf.modernbert": ("ModernBERT",),
+    "hf.gpt2": ("GPT-2",),
+    "hf.vision_encoder_decoder": ("VisionEncoderDecoder",),
     "hf.marian": ("Marian, BART",),
     "hf.m2m_100": ("mBART, M2M100 (NLLB)",),
     "hf.t5": ("T5, mT5",),

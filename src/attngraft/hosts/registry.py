@@ -60,10 +60,11 @@ PACKAGES: Mapping[str, Package] = {
     "torch": Package({"torch.nn": "hosts.torch_nn.layers"}),
     "torchvision": Package(_adapters_in("torchvision", "vit", "swin")),
     "transformers": Package(
-        dict.fromkeys(
+        {"hf.vision_encoder_decoder": "hosts.hf.vision_encoder_decoder"}
+        | dict.fromkeys(
             (
                 *("hf.vit", "hf.dinov2", "hf.dinov3", "hf.clip", "hf.swin", "hf.marian", "hf.m2m_100", "hf.t5"),
-                *("hf.bert", "hf.roberta", "hf.electra", "hf.distilbert", "hf.modernbert"),
+                *("hf.bert", "hf.roberta", "hf.electra", "hf.distilbert", "hf.modernbert", "hf.gpt2"),
             ),
             "hosts.hf.families",
         ),

@@ -24,7 +24,8 @@ def host_input(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         {"kind": "text", "tokenizer": folder or None, "max_length": N or None, "vocab_size": N, "pad": id or None}
 
     Encoder-decoders also have `decoder`, {"start": id, "end": id, "max_length": N or None, "forced": id of the first token
-    or None}; their `vocab_size` is None if the factory takes any size.
+    or None}; their `vocab_size` is None if the factory takes any size. Those of images have all of these, and the data
+    configuration of images, with the kind "captioned images".
 
     Raises:
         UsageError, HostError: as in `create_host`; or the input of the host is unknown.

@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 HOST = "transformers_classifier"  #: the host that loads such folders
 IMAGE_CLASSIFIER = "AutoModelForImageClassification"  #: the auto class of `transformers_classifier`
 SEQUENCE_TO_SEQUENCE = "AutoModelForSeq2SeqLM"  #: the auto class of encoder-decoders
+CAPTIONER = "vision-encoder-decoder"  #: the model_type of encoder-decoders whose input is images
 GRAFTS = "grafts.safetensors"
 CONFIG = "config.json"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")

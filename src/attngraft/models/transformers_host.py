@@ -19,6 +19,7 @@ from attngraft.models.hub import hub_or_cache
 from attngraft.models.schemes import Started, build_anywhere, creation_errors
 from attngraft.models.transformers_classifier import transformers_classifier
 from attngraft.models.transformers_folder import (
+    CAPTIONER,
     IMAGE_CLASSIFIER,
     PROCESSORS,
     SEQUENCE_TO_SEQUENCE,
@@ -57,7 +58,8 @@ def resolve_arguments(source: str, given: Mapping[str, Any]) -> dict[str, Any]:
     folder = find_folder(source)
     found: dict[str, Any] = {"config": folder_config(folder), **given}
     overlay = given.get("pretrained_cfg_overlay") or {}
-    if any((folder / name).is_file() for name in PROCESSORS) and not {"mean", "std"} <= overlay.keys():
+    required = found["config"]["model_type"] == CAPTIONER
+    if (required or any((folder / name).is_file() for name in PROCESSORS)) and not {"mean", "std"} <= overlay.keys():
         found["input"] = folder_preprocessing(folder)
     if generation := folder_generation(folder):
         found.setdefault("generation", generation)
@@ -90,7 +92,7 @@ def start(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Start
             model = build_anywhere(lambda: transformers_classifier(**settings))
         else:
             model = build_anywhere(lambda: _plain(transformers, kind, {**config, **_renamed(given)}, classes))
-    if kind == SEQUENCE_TO_SEQUENCE:
+    if kind == SEQUENCE_TO_SEQUENCE or _is_captioner(model):
         _set_generation(transformers, model, name, generation)
     _describe(model, name, kind=kind, classes=classes, shown=shown)
     if not pretrained:
@@ -208,13 +210,17 @@ def _set_generation(transformers: Any, model: Any, source: str, settings: Mappin
     if settings:
         model.generation_config = transformers.GenerationConfig(**settings)
     found, config = model.generation_config, model.config
+    inner = config.decoder if _is_captioner(model) else None
     starts = ("decoder_start_token_id", "bos_token_id", "pad_token_id")  # T5 starts with padding
     for name, sources in (("decoder_start_token_id", starts), ("eos_token_id", ("eos_token_id",))):
-        values = (getattr(holder, each, None) for each in sources for holder in (found, config))
+        values = (getattr(holder, each, None) for each in sources for holder in (found, config, inner))
         value = next((each for each in values if each is not None), None)
         if value is None:
-            raise UsageError(f"hf:{source}: config.json has no {name}, which translation needs; add it to the file")
+            task = "captioning" if inner else "translation"
+            raise UsageError(f"hf:{source}: config.json has no {name}, which {task} needs; add it to the file")
         setattr(found, name, value)
+    if found.pad_token_id is None and inner is not None:  # as in transformers, which would warn
+        found.pad_token_id = _first(found.eos_token_id if inner.pad_token_id is None else inner.pad_token_id)
 
 
 def _decoder_input(model: Any) -> dict[str, Any]:
@@ -223,8 +229,27 @@ def _decoder_input(model: Any) -> dict[str, Any]:
     return {
         "start": _first(settings.decoder_start_token_id),
         "end": _first(settings.eos_token_id),
-        "max_length": _positions(model),
+        "max_length": _positions(model.decoder if _is_captioner(model) else model),
         "forced": settings.forced_bos_token_id,
+    }
+
+
+def _is_captioner(model: Any) -> bool:
+    config = getattr(model, "config", None)  # `transformers_classifier` has none
+    return bool(getattr(config, "model_type", "") == CAPTIONER)
+
+
+def _captioned_input(model: Any, source: str, shown: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the input of an encoder-decoder of images: their size and normalization, and what `_text_input` returns."""
+    encoder = model.config.encoder
+    size = encoder.image_size if isinstance(encoder.image_size, list | tuple) else [encoder.image_size] * 2
+    text = _text_input(model.decoder, source)
+    return {
+        "input_size": [encoder.num_channels, *size],
+        **shown,
+        **text,
+        "pad": _first(model.generation_config.pad_token_id),
+        "decoder": _decoder_input(model),
     }
 
 
@@ -233,7 +258,7 @@ def _first(value: Any) -> int:
 
 
 def _describe(model: Any, source: str, *, kind: str, classes: int | None, shown: dict[str, Any]) -> None:
-    """Set `pretrained_cfg`, and `attngraft_input` if the input is text."""
+    """Set `pretrained_cfg`, and `attngraft_input` if the input is text, or the output captions."""
     if kind == IMAGE_CLASSIFIER:
         if not {"mean", "std"} <= shown.keys():  # the preprocessing of ViT may be wrong for this model
             unknown = ("input_size", "mean", "std")
@@ -241,6 +266,8 @@ def _describe(model: Any, source: str, *, kind: str, classes: int | None, shown:
         return
     model.pretrained_cfg = {**shown, "classifier": _head(model), "num_classes": classes}
     model.num_classes = classes
+    if _is_captioner(model):
+        model.attngraft_input = {"kind": "captioned images", **_captioned_input(model, source, shown)}
     if model.main_input_name == "input_ids":
         model.attngraft_input = {"kind": "text", **_text_input(model, source)}
         if kind == SEQUENCE_TO_SEQUENCE:

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from attngraft.tasks.task import Split
+from attngraft.training.recipe import Recipe
 from tests.contract.task_contract import TaskContract
 from tests.tasks.captioning.scenes import CHANNELS, HOST, features, section, write_scenes
+from tests.tasks.captioning.transformers_hosts import write_host
 
 TINY_VIT = {
     "name": "timm:vit_tiny_patch16_224",
@@ -87,3 +89,32 @@ class TestImagesEndToEnd(TaskContract):
     @pytest.mark.slow
     def test_two_processes_are_one(self, tmp_path: Path) -> None:
         pytest.skip("as with features")
+
+
+class TestTransformers(TaskContract):
+    """Images through ViT and BERT of transformers, with a tokenizer of its own."""
+
+    host: ClassVar[Mapping[str, Any]] = {}
+    graft: ClassVar = "horizontal@decoder"
+    lr: ClassVar = 1e-2
+    overfit: ClassVar = 0.6
+    held_fixed: ClassVar = frozenset({"cider"})
+
+    def recipe(self, folder: Path, **sections: Any) -> Recipe:
+        if not (folder / "host").exists():
+            write_host(folder / "host")
+        return super().recipe(folder, **{"host": {"name": f"hf:{folder / 'host'}"}, **sections})
+
+    def section(self, folder: Path) -> dict[str, Any]:
+        if not (folder / "scenes").exists():
+            write_scenes(folder / "scenes", images=True)
+        return section(folder / "scenes", examples="images", max_length=9)
+
+    def broken(self, folder: Path) -> Mapping[str, dict[str, Any]]:
+        return {
+            "0.png: no such image": {"data": {"source": str(write_scenes(folder / "without"))}},
+            "positions, got 21": {"max_length": 21},
+        }
+
+    def raw(self, split: Split, folder: Path, *, count: int) -> list[str]:
+        return [str(path) for path in split.images.images[:count]]  # type: ignore[attr-defined]

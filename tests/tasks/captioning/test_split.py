@@ -33,7 +33,7 @@ def test_an_example_is_a_caption_with_its_image(tmp_path: Path) -> None:
     assert batch["inputs"].shape == (2, 6, CHANNELS) and batch["index"].tolist() == [0, 2]
     np.testing.assert_array_equal(batch["inputs"][0, :4], rows(0))
     assert not batch["inputs"][0, 4:].any()
-    vocabulary = split._vocabulary
+    vocabulary = split._tokens
     assert vocabulary.decode(batch["input_ids"][0]) == "the square is red"
     assert batch["input_ids"][:, 0].tolist() == [BOS] * 2 and batch["input_ids"][1, -1] == PAD
     assert batch["labels"][1].tolist() == [*vocabulary.encode("a blue square")[1:-1], EOS, IGNORED]

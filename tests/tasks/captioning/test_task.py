@@ -18,12 +18,12 @@ from attngraft.errors import AttngraftError
 from attngraft.export.predict import open_model
 from attngraft.results.records import RecordTable
 from attngraft.tasks.captioning.cider import Frequencies, cider_d
-from attngraft.tasks.captioning.codec import ids_of_captions, without_repeats
+from attngraft.tasks.captioning.codec import without_repeats
 from attngraft.tasks.captioning.encoder import EncoderConfig, create_encoder
 from attngraft.tasks.captioning.extraction import write_features
 from attngraft.tasks.captioning.features import described
 from attngraft.tasks.captioning.task import Captioning
-from attngraft.tasks.captioning.vocabulary import BOS, EOS, PAD, UNK, words_of
+from attngraft.tasks.captioning.vocabulary import BOS, EOS, PAD, UNK, Vocabulary, ids_of_captions, words_of
 from attngraft.tasks.task import StepContext
 from attngraft.training.loop import train
 from attngraft.training.progress import Silent
@@ -76,8 +76,8 @@ def test_rewards_are_cider_d_of_training_captions(tmp_path: Path, draw: str) -> 
     loaded, task = loaded_by(tmp_path, objective="reward", reward={"draw": draw, "samples": 4})
     batch = training_batch(loaded, 3, 9)
     sampled, rewards = task._sample(StepContext(seed=0, epoch=0, step=0, model=loaded.model), batch)
-    vocabulary = task._vocabulary
-    assert vocabulary is not None and sampled.shape[:2] == rewards.shape == (2, 4)
+    vocabulary = task._tokens
+    assert isinstance(vocabulary, Vocabulary) and sampled.shape[:2] == rewards.shape == (2, 4)
     written = [vocabulary.decode(ids).split() for ids in sampled.flatten(0, 1).tolist()]
     train = [[words_of(text) for text in captions(number)] for number in range(20)]
     expected = cider_d(written, [train[3]] * 4 + [train[9]] * 4, frequencies=Frequencies.of(train))
@@ -90,9 +90,9 @@ def test_rewards_are_cider_d_of_training_captions(tmp_path: Path, draw: str) -> 
 
 def test_unknown_words_are_never_rewarded(tmp_path: Path) -> None:
     loaded, task = loaded_by(tmp_path, objective="reward", vocabulary={"min_count": 10, "validation": False})
-    assert task._vocabulary is not None and UNK in task._vocabulary.encode(captions(5)[0])
+    assert task._tokens is not None and UNK in task._tokens.encode(captions(5)[0])
     assert task._rewards().score([[UNK] * 3, [UNK]], [5, 5]).tolist() == [0, 0]
-    assert loaded.data.model_args["vocab_size"] == len(task._vocabulary)
+    assert loaded.data.model_args["vocab_size"] == len(task._tokens)
 
 
 @pytest.mark.parametrize("baseline", ["leave_one_out", "mean"])

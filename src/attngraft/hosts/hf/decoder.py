@@ -1,6 +1,7 @@
 """Encoder-decoders of `transformers`: cross-attention, and caches of keys and values."""
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -52,13 +53,35 @@ class CachingSite(ScalingSite):
         past_key_values: Any = None,
         **kwargs: Any,
     ) -> Projected:
-        q = self.project_heads(self.projections[0], x)
-        k, v = self.keys_and_values(x, key_value_states, past_key_values)
-        causal = self.kernel_is_causal(q, attention_mask, kwargs.get("is_causal"))
+        q, tokens = self.project_heads(self.projections[0], x), x if key_value_states is None else key_value_states
+
+        def project_keys() -> tuple[Tensor, ...]:
+            return tuple(self.project_heads(name, tokens) for name in self.projections[1:])
+
+        return self.with_keys(x, q, project_keys, attention_mask, key_value_states, past_key_values, **kwargs)
+
+    def with_keys(
+        self,
+        x: Tensor,
+        q: Tensor,
+        project_keys: Callable[[], tuple[Tensor, ...]],
+        mask: Tensor | None,
+        memory: Tensor | None,
+        past: Any,
+        *,
+        is_causal: bool | None = None,
+        **kwargs: Any,
+    ) -> Projected:
+        """Return the projections with keys and values from `project_keys` and the cache.
+
+        Args:
+            project_keys: function that returns k and v of `x`, or of the encoder's tokens `memory`.
+        """
+        k, v = self.keys_and_values(project_keys, past, cross=memory is not None)
+        causal = self.kernel_is_causal(q, mask, is_causal)
         if causal and k.shape[2] > q.shape[2]:  # first call with a cache of fixed size, whose other entries are empty
             k, v = (each[:, :, : q.shape[2]] for each in (k, v))
-        present = self.present(attention_mask)
-        return Projected(q, k, v, x, bias=attention_mask, causal=causal, keys=key_value_states, present=present)
+        return Projected(q, k, v, x, bias=mask, causal=causal, keys=memory, present=self.present(mask))
 
     def project_again(self, x: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Projected:
         """Project tokens that a mix graft passes instead of the input.
@@ -73,20 +96,18 @@ class CachingSite(ScalingSite):
             )
         return self.project(x, attention_mask, **kwargs)
 
-    def keys_and_values(self, x: Tensor, memory: Tensor | None, past: Any) -> tuple[Tensor, Tensor]:
-        """Return keys and values (B, H, Nk, d) of `x`, or of the encoder's tokens `memory`.
-
-        If there is a cache `past`, it is updated, and the result includes its keys and values.
-        """
-        cross, split = memory is not None, isinstance(past, EncoderDecoderCache)
+    def keys_and_values(
+        self, project_keys: Callable[[], tuple[Tensor, ...]], past: Any, *, cross: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return keys and values (B, H, Nk, d), including those of a cache `past`, which is updated."""
+        split = isinstance(past, EncoderDecoderCache)
         cache = past
         if split:
             cache = past.cross_attention_cache if cross else past.self_attention_cache
         if cross and split and past.is_updated.get(self.layer_idx):
             layer = cache.layers[self.layer_idx]
             return layer.keys, layer.values
-        tokens = x if memory is None else memory
-        k, v = (self.project_heads(name, tokens) for name in self.projections[1:])
+        k, v = project_keys()
         if past is not None:
             k, v = cache.update(k, v, self.layer_idx)
             if cross and split:

@@ -11,7 +11,7 @@ from attngraft.errors import HostError
 from attngraft.hosts import sites
 from attngraft.hosts.adapter import check_known
 from attngraft.hosts.family import Family, ShapeProbe, Sites, family_table, patched_by_name
-from attngraft.hosts.hf import marian, modernbert, swin, t5
+from attngraft.hosts.hf import gpt2, marian, modernbert, swin, t5
 from attngraft.hosts.hf.attention import ProjectedSite, RotarySite, ScalingSite, attention_site
 from attngraft.hosts.hf.bert_layers import TEMPLATES, bert_sites
 from attngraft.hosts.hf.decoder import SequenceFamily
@@ -240,6 +240,16 @@ FAMILIES = family_table(
             "EncoderLayer": modernbert.ModernBertLayer,
         },
         members={"base_names": ("model",), "head_names": (*TextFamily.head_names, "head", "decoder")},
+    ),
+    Family(
+        name="hf.gpt2",
+        summary="transformers GPT-2 (without a head, or with its language-modeling head; also as a decoder)",
+        base=TextFamily,
+        prefixes=("gpt2.GPT2",),
+        models=("Model", "LMHeadModel"),
+        blocks={"Block": gpt2.gpt2_sites},
+        templates={"Attention": gpt2.Attention, "MLP": gpt2.Mlp},
+        members={"base_names": ("transformer",)},
     ),
     Family(
         name="hf.marian",

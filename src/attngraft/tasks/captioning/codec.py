@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from attngraft.downloads import downloads, permitted_downloads
-from attngraft.errors import AttngraftError, DataError
+from attngraft.errors import AttngraftError, DataError, UsageError
 from attngraft.hosts.hosted import host_of
 from attngraft.opening import DAMAGE, TEXT_LIMIT, array_of, open_regular
 from attngraft.suggest import first_line
 from attngraft.tasks.captioning.config import CaptioningConfig
 from attngraft.tasks.captioning.encoder import EncoderConfig, ImageEncoder, create_encoder, grid_of, read_images
 from attngraft.tasks.captioning.split import stacked
-from attngraft.tasks.captioning.vocabulary import BOS, EOS, PAD, Vocabulary
+from attngraft.tasks.captioning.vocabulary import CaptionTokens, Vocabulary
 from attngraft.tasks.codec import Codec, TextInput
 from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.images.sources.listing import EXTENSIONS
@@ -33,9 +33,9 @@ class CaptioningCodec(Codec):
     """Image files, or their features as .npy (R, C), as inputs; captions as outputs.
 
     Args:
-        vocabulary: the words of captions.
+        tokens: the tokens of captions.
         config: the recipe's task section, for decoding.
-        given: input of the model's image encoder, if it has one; None: the model takes features.
+        given: the model's input, if it takes images; None: the model takes features.
         encoder: the image model that computed its features; None: unknown, such as a detector.
         digest: of the weights of `encoder`.
         rows, channels: shape of the features of an image.
@@ -46,7 +46,7 @@ class CaptioningCodec(Codec):
 
     def __init__(
         self,
-        vocabulary: Vocabulary,
+        tokens: CaptionTokens,
         config: CaptioningConfig,
         *,
         given: HostInput | None,
@@ -55,20 +55,21 @@ class CaptioningCodec(Codec):
         rows: int,
         channels: int,
     ) -> None:
-        self.vocabulary, self.config, self.given = vocabulary, config, given
+        self.tokens, self.config, self.given = tokens, config, given
         self._encoder_config, self._digest, self._shape = encoder, digest, (rows, channels)
         self._permitted = permitted_downloads()  # of names in the run's folder
 
     def example_inputs(self, batch_size: int) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """Return random features (B, R, C) or images, and words of a caption of the largest length (B, L)."""
-        given = self.given
+        """Return random features (B, R, C) or images, and tokens of a caption of the largest length (B, L)."""
+        given, tokens = self.given, self.tokens
         if given is None:
             inputs = torch.randn(batch_size, *self._shape)
         else:
             inputs = torch.randint(256, (batch_size, given.channels, given.height, given.width), dtype=torch.uint8)
-        words = torch.randint(EOS + 1, max(len(self.vocabulary), EOS + 2), (batch_size, self.config.max_length))
-        words[:, 0] = BOS
-        return (inputs, words), {}
+        ids = torch.randint(len(tokens), (batch_size, self.config.max_length))
+        ids[ids == tokens.pad] = tokens.end
+        ids[:, 0] = tokens.start
+        return (inputs, ids), {}
 
     @cached_property
     def encoder(self) -> ImageEncoder:
@@ -139,20 +140,25 @@ class CaptioningCodec(Codec):
         `source` is the grid of the image's features, `row 0, column 0` first, if the image model is known; otherwise the
         regions. Words that the model does not know are `<unk>`.
         """
+        tokens = self.tokens
+        if not isinstance(tokens, Vocabulary):
+            raise UsageError(
+                "the explorer shows captioners of words, such as attngraft:m2_transformer; give one of them"
+            )
         self.check(raw)
         (inputs,), _ = self.encode([raw])
         if target is None:
             with torch.no_grad():
                 row = self.generate(model, inputs.to(next(model.parameters()).device))[0, 1:].tolist()
-            output = row[: row.index(EOS) + 1] if EOS in row else row
+            output = row[: row.index(tokens.end) + 1] if tokens.end in row else row
         else:
-            output = self.vocabulary.encode(target)[1:].tolist()
+            output = tokens.encode(target)[1:].tolist()
         host: Any = host_of(unwrapped(model))[0]
         if len(output) > (most := len(host.positions)):
             raise DataError(
                 f"the caption has {len(output)} words with its end, but the model writes {most}; shorten it"
             )
-        ids, words = [BOS, *output[:-1]], self.vocabulary.words
+        ids, words = [tokens.start, *output[:-1]], tokens.words
         given, count = self.given, inputs.shape[1] if self.given is None else self._shape[0]
         if given is None and not raw.lower().endswith(FEATURES):
             given = self.encoder.given
@@ -193,21 +199,14 @@ class CaptioningCodec(Codec):
         return tokens
 
     def decode(self, outputs: Any) -> list[str]:
-        """Return the captions of tokens (B, L), or of the most probable tokens of logits (B, L, V).
+        """Return the captions of tokens (B, L) with the start token, or of the most probable tokens of logits (B, L, V).
 
         Of equal words in a row, one is kept, as in the meshed-memory transformer.
         """
-        ids: Tensor = outputs.argmax(2) if outputs.ndim == 3 else outputs
-        return [" ".join(without_repeats(self.vocabulary.decode(row).split())) for row in ids.tolist()]
+        ids: Tensor = outputs.argmax(2) if outputs.ndim == 3 else outputs[:, 1:]
+        return [" ".join(without_repeats(self.tokens.decode(row).split())) for row in ids.tolist()]
 
 
 def without_repeats(words: Sequence[str]) -> list[str]:
     """Return words of which none equals the one before it."""
     return [word for place, word in enumerate(words) if place == 0 or words[place - 1] != word]
-
-
-def ids_of_captions(tokens: Tensor) -> list[list[int]]:
-    """Return the ids of each caption (N, L), without start, end and padding."""
-    rows = tokens.tolist()
-    ended = [row[: row.index(EOS)] if EOS in row else row for row in rows]
-    return [[each for each in row if each not in (BOS, PAD)] for row in ended]

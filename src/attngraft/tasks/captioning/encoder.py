@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -122,7 +122,7 @@ def create_encoder(config: EncoderConfig) -> ImageEncoder:
         UsageError, HostError: see `create_model`.
     """
     arguments = dict(config.args)
-    given = HostInput.from_model(host_input(config.name, arguments))
+    given = replace(HostInput.from_model(host_input(config.name, arguments)), interpolation="bicubic")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = create_model(config.name, pretrained=config.pretrained, weights=config.weights, **arguments)
@@ -131,7 +131,8 @@ def create_encoder(config: EncoderConfig) -> ImageEncoder:
 
 def resized(image: Image.Image, given: HostInput) -> Tensor:
     """Return an image resized to a model's input, uint8 (C, H, W); its aspect ratio may change."""
-    return image_to_tensor(image.convert(given.mode).resize((given.width, given.height), Image.Resampling.BICUBIC))
+    filter = Image.Resampling[given.interpolation.upper()]
+    return image_to_tensor(image.convert(given.mode).resize((given.width, given.height), filter))
 
 
 def read_images(files: Sequence[Path], given: HostInput) -> Tensor:

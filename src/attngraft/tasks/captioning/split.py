@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from attngraft.tasks.captioning.encoder import resized
 from attngraft.tasks.captioning.features import FeatureFile
 from attngraft.tasks.captioning.source import CaptionedImages
-from attngraft.tasks.captioning.vocabulary import PAD, Vocabulary
+from attngraft.tasks.captioning.vocabulary import CaptionTokens
 from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.images.stored import read_image
 from attngraft.tasks.task import Batch, Split
@@ -27,8 +27,8 @@ class CaptionSplit(Split):
 
     Args:
         images: the images.
-        features: their features, or the input of the image encoder that computes them.
-        vocabulary: the words of captions.
+        features: their features, or the input of a model that takes images.
+        tokens: the tokens of captions.
         max_length: largest number of tokens of a caption, with its end; longer ones are cut.
         part: name of the split.
         per: what an example is: a `caption` with its image, or an `image` with all its captions.
@@ -38,14 +38,14 @@ class CaptionSplit(Split):
         self,
         images: CaptionedImages,
         features: FeatureFile | HostInput,
-        vocabulary: Vocabulary,
+        tokens: CaptionTokens,
         *,
         max_length: int,
         part: str,
         per: Literal["captions", "images"] = "captions",
     ) -> None:
         self.images, self.part, self.per = images, part, per
-        self._features, self._vocabulary, self._max_length = features, vocabulary, max_length
+        self._features, self._tokens, self._max_length = features, tokens, max_length
         counts = [len(each) for each in images.captions]
         self._image = np.repeat(np.arange(len(images)), counts)  # of each caption
         self._first = np.cumsum([0, *counts])
@@ -63,18 +63,18 @@ class CaptionSplit(Split):
             inputs = torch.from_numpy(self._features.rows(self.images, image))
         else:
             inputs = resized(read_image(self.images.images[image]), self._features)
-        ids = [self._vocabulary.encode(each, max_length=self._max_length) for each in chosen]
+        ids = [self._tokens.encode(each, max_length=self._max_length) for each in chosen]
         return {"inputs": inputs, "ids": ids, "index": image}
 
     def collate(self, examples: list[dict[str, Any]]) -> Batch:
         """Return a batch of B images with T captions of up to L tokens.
 
-        `inputs`: features (B, R, C), zero at padding, or images (B, 3, H, W); `input_ids` (T, L): <bos> and the words,
-        `labels` (T, L): the words and <eos>, -100 at padding; `image` (T,): image of each caption; `index` (B,): number of
-        the images in the split; `references`: the captions of each image; `part`.
+        `inputs`: features (B, R, C), zero at padding, or images (B, 3, H, W); `input_ids` (T, L): the start token and the
+        words, `labels` (T, L): the words and the end token, -100 at padding; `image` (T,): image of each caption; `index`
+        (B,): number of the images in the split; `references`: the captions of each image; `part`.
         """
         ids = [caption for each in examples for caption in each["ids"]]
-        tokens = torch.full((len(ids), max(map(len, ids)) - 1), PAD)
+        tokens = torch.full((len(ids), max(map(len, ids)) - 1), self._tokens.pad)
         labels = torch.full_like(tokens, IGNORED)
         for number, each in enumerate(ids):
             tokens[number, : len(each) - 1] = torch.from_numpy(each[:-1])
@@ -99,7 +99,7 @@ class CaptionSplit(Split):
 
     def fingerprint(self) -> bytes:
         inputs = self._features.digest if isinstance(self._features, FeatureFile) else repr(self._features)
-        found = hashlib.sha256(f"{self._vocabulary.digest} {inputs} {self._max_length}".encode())
+        found = hashlib.sha256(f"{self._tokens.digest} {inputs} {self._max_length}".encode())
         for captions in self.images.captions:
             found.update("\n".join([*captions, ""]).encode() + b"\0")
         return found.digest()

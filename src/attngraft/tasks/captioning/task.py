@@ -15,41 +15,33 @@ from torch import Tensor, nn
 
 from attngraft.errors import ConfigError, DataError, HostError, UsageError
 from attngraft.files import printable, user_path
-from attngraft.models.host_input import host_input
+from attngraft.models.host_input import host_input, other_input
 from attngraft.results.measured import ClosedForm, Measured
 from attngraft.results.records import Records, RecordTable
 from attngraft.results.sections import Metric, Section
 from attngraft.results.study import Chance
 from attngraft.strict import FieldError, read
 from attngraft.tasks.captioning.cider import Frequencies
-from attngraft.tasks.captioning.codec import CaptioningCodec, ids_of_captions
+from attngraft.tasks.captioning.codec import CaptioningCodec
 from attngraft.tasks.captioning.config import CaptioningConfig
 from attngraft.tasks.captioning.encoder import EncodedCaptioner, EncoderConfig, create_encoder
 from attngraft.tasks.captioning.features import FeatureFile, open_features
 from attngraft.tasks.captioning.floors import CONSTANT, floors
+from attngraft.tasks.captioning.host_tokens import SAVE, host_tokens, read_tokens
 from attngraft.tasks.captioning.metrics import measure, statistics
 from attngraft.tasks.captioning.ptb import tokenize
 from attngraft.tasks.captioning.reward import CiderReward
 from attngraft.tasks.captioning.sections import sections
 from attngraft.tasks.captioning.source import CaptionedImages, CaptionSource, open_captions
 from attngraft.tasks.captioning.split import IGNORED, CaptionSplit
-from attngraft.tasks.captioning.vocabulary import (
-    BOS,
-    EOS,
-    FILE,
-    PAD,
-    UNK,
-    Vocabulary,
-    build_vocabulary,
-    read_vocabulary,
-    words_of,
-)
+from attngraft.tasks.captioning.transformers_captioner import KIND, TransformersCaptioner, image_input
+from attngraft.tasks.captioning.vocabulary import CaptionTokens, build_vocabulary, words_of
 from attngraft.tasks.configured import ConfiguredTask
 from attngraft.tasks.facts import LARGEST_SIZE, Facts, InputFacts
 from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.images.sources.splitting import split_digest
 from attngraft.tasks.seeding import generator
-from attngraft.tasks.task import FITTED_FOLDER, SPLIT_FILE, Batch, Loss, StepContext, TaskData
+from attngraft.tasks.task import FITTED_FOLDER, SPLIT_FILE, Batch, Loss, StepContext, TaskData, unwrapped
 from attngraft.timing.macs import evaluating
 
 _PLATEAU = 0.95  #: a loss of more than this part of the loss by frequencies is on its plateau
@@ -57,18 +49,18 @@ _PLATEAU = 0.95  #: a loss of more than this part of the loss by frequencies is 
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionInputFacts(InputFacts):
-    """Facts about features and words."""
+    """Facts about images or features, and words."""
 
     vocabulary: str  #: digest
     words: int
-    rows: int  #: of the features of an image
-    channels: int
+    rows: int | None  #: of the features of an image; None: the host takes images
+    channels: int | None
     encoder: EncoderConfig | None  #: of the features; None: of another model
     encoder_digest: str
 
     def __post_init__(self) -> None:
         for name in ("words", "rows", "channels"):
-            if not 0 < getattr(self, name) <= LARGEST_SIZE:
+            if (size := getattr(self, name)) is not None and not 0 < size <= LARGEST_SIZE:
                 raise FieldError(name, f"must be from 1 to {LARGEST_SIZE}")
 
 
@@ -109,7 +101,8 @@ class Captioning(ConfiguredTask):
     }
     capabilities = frozenset({"data_check", "explorer", "export", "folds", "generation", "halving", "predict"})
     has_light_inference = True
-    hosts = ("m2_transformer",)
+    auto_class = "AutoModelForImageTextToText"
+    hosts = ("m2_transformer", "hf:FOLDER")
     config: CaptioningConfig
     config_class = CaptioningConfig
     facts_class = CaptioningFacts
@@ -117,7 +110,8 @@ class Captioning(ConfiguredTask):
 
     def __init__(self, config: CaptioningConfig, *, seed: int) -> None:
         super().__init__(config, seed=seed)
-        self._vocabulary: Vocabulary | None = None
+        self._tokens: CaptionTokens | None = None
+        self._given: HostInput | None = None  # images of a host that takes them, set by load or codec
         self._expected: str | None = None  # digest of a trained model's vocabulary
         self._parts: dict[str, CaptionedImages] = {}  # set by load
         self._frequencies: dict[str, Frequencies] = {}  # of each part, for its CIDEr-D
@@ -126,37 +120,31 @@ class Captioning(ConfiguredTask):
     # -- data ----------------------------------------------------------------------------------------------------------
 
     def load(self, *, model_data_config: Mapping[str, Any]) -> TaskData:
-        host, config = _regions(model_data_config), self.config
+        host, config = _captioner(model_data_config), self.config
         limit = host["decoder"]["max_length"]
-        if config.max_length > limit:
+        if limit is not None and config.max_length > limit:
             raise ConfigError(
                 f"task.max_length: the host has {limit} positions, got {config.max_length}; use --set "
                 f"task.max_length={limit}"
             )
         source = self.open_source()
+        self._given = _images_of(host)
         features, facts, notes = self._open_inputs(source)
         self._random_split, self._parts = source.drawn, source.parts()
-        if self._vocabulary is None:
-            texts = [caption for images in self._counted(source) for texts in images.captions for caption in texts]
-            self._vocabulary = build_vocabulary(texts, min_count=config.vocabulary.min_count)
-        if self._expected not in (None, self._vocabulary.digest):
+        tokens = self._tokens = self._tokens or (self._vocabulary(source) if self._given is None else host_tokens(host))
+        if self._expected not in (None, tokens.digest):
             raise DataError(
                 f"the run's vocabulary ({FITTED_FOLDER} in its folder) is missing or was changed; restore its files"
             )
-        make = partial(CaptionSplit, features=features, vocabulary=self._vocabulary, max_length=config.max_length)
+        make = partial(CaptionSplit, features=features, tokens=tokens, max_length=config.max_length)
         per = "images" if config.objective == "reward" else config.examples
         val = make(source.val, part="val", per="images")
+        sizes = {"vocab_size": len(tokens), "pad": tokens.pad, "start": tokens.start, "end": tokens.end}
         return TaskData(
             train=make(source.train, part="train", per=per),
             val=val,
             test=None if source.test is None else make(source.test, part="test", per="images"),
-            model_args={
-                "vocab_size": len(self._vocabulary),
-                "pad": PAD,
-                "start": BOS,
-                "end": EOS,
-                "feature_dim": facts["channels"],
-            },
+            model_args={**sizes, "feature_dim": facts["channels"]} if self._given is None else {},
             whole=(lambda: self._whole(source, make)) if source.drawn and source.test is None else None,
             facts=self._facts(source, facts, [*source.notes, *notes]),
         )
@@ -169,12 +157,25 @@ class Captioning(ConfiguredTask):
         """
         return open_captions(self.config.data, saved_split=self._saved_split)
 
-    def _counted(self, source: CaptionSource) -> list[CaptionedImages]:
-        return [source.train, source.val] if self.config.vocabulary.validation else [source.train]
+    def _vocabulary(self, source: CaptionSource) -> CaptionTokens:
+        counted, settings = [source.train], self.config.vocabulary
+        counted += [source.val] if settings.validation else []
+        texts = [caption for images in counted for captions in images.captions for caption in captions]
+        return build_vocabulary(texts, min_count=settings.min_count)
 
     def _open_inputs(self, source: CaptionSource) -> tuple[FeatureFile | HostInput, dict[str, Any], list[str]]:
-        """Return features or the input of the encoder, facts about them, and notes."""
+        """Return features or the input of the host or encoder, facts about them, and notes.
+
+        Raises:
+            ConfigError: features are given to a host that takes images.
+        """
         encoder = self.config.encoder
+        if self._given is not None:
+            for name in ("encoder", "features"):
+                if getattr(self.config, name) is not None:
+                    raise ConfigError(f"task.{name}: the host has its own image encoder; remove task.{name}")
+            _check_images(source)
+            return self._given, {"rows": None, "channels": None, "encoder": None, "encoder_digest": ""}, []
         if encoder is not None:
             if encoder.weights is not None and not user_path(encoder.weights).exists():
                 raise ConfigError(f"task.encoder.weights: {encoder.weights}: no such file or folder; correct the path")
@@ -203,7 +204,7 @@ class Captioning(ConfiguredTask):
         return split
 
     def _facts(self, source: CaptionSource, inputs: Mapping[str, Any], notes: Sequence[str]) -> dict[str, Any]:
-        vocabulary = self._known()
+        tokens = self._known()
         judged = {name: images.captions for name, images in source.parts().items() if name != "train"}
         caption, known = floors(source.train.captions, judged)
         lengths = [len(words_of(text)) for texts in source.train.captions for text in texts]
@@ -216,10 +217,10 @@ class Captioning(ConfiguredTask):
             "sizes": {name: len(images) for name, images in source.parts().items()},
             "captions": {name: sum(map(len, images.captions)) for name, images in source.parts().items()},
             "length": {"median": int(np.median(lengths)), "longest": max(lengths)},
-            "input": {"vocabulary": vocabulary.digest, "words": len(vocabulary), **inputs},
+            "input": {"vocabulary": tokens.digest, "words": len(tokens), **inputs},
             "constant_caption": caption,
             "floors": known,
-            "unigram": _unigram(source, vocabulary),
+            "unigram": _unigram(source, tokens),
             "split_digest": split_digest(source.val),
             "check": {"train_digest": split_digest(source.train)},
             **({} if source.test is None else {"test_digest": split_digest(source.test)}),
@@ -228,13 +229,12 @@ class Captioning(ConfiguredTask):
         return printable(facts) | ({"split_file": SPLIT_FILE} if source.drawn else {})
 
     def load_files(self, folder: Path) -> None:
-        if (folder / FILE).is_file():
-            self._vocabulary = read_vocabulary(folder)
+        self._tokens = read_tokens(folder) or self._tokens
 
     def save_files(self, folder: Path) -> None:
-        if self._vocabulary is not None:
+        if self._tokens is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            self._vocabulary.save(folder)
+            self._tokens.save(folder)
 
     def use_fitted_transform(self, facts: Mapping[str, Any]) -> None:
         self._expected = facts.get("input", {}).get("vocabulary")
@@ -244,10 +244,23 @@ class Captioning(ConfiguredTask):
         names = ("vocabulary", "channels", "encoder_digest")
         return all(a["input"].get(name) == b["input"].get(name) for name in names)
 
+    @classmethod
+    def missing_from_host(cls, model_data_config: Mapping[str, Any]) -> str:
+        if model_data_config.get("kind") != KIND or model_data_config.get("tokenizer"):
+            return ""
+        return f"the tokenizer that it was trained with (save it in the host's folder: {SAVE})"
+
     # -- model ---------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def refusal(cls, host: nn.Module, name: str) -> str:
+        return "" if (other_input(host) or {}).get("kind") in _KINDS else "it writes no captions"
 
     def build(self, host: nn.Module, facts: Mapping[str, Any]) -> nn.Module:
         """Return the captioner, with its image encoder if it has one."""
+        given = other_input(host)
+        if given is not None and given["kind"] == KIND:
+            return TransformersCaptioner(host, given)
         config = self.config.encoder
         if config is None:
             return host
@@ -279,12 +292,13 @@ class Captioning(ConfiguredTask):
                 "loss": Loss(mean=F.cross_entropy(self._logits(model, batch).flatten(0, 1), batch["labels"].flatten()))
             }
         sampled, rewards = self._sample(at, batch)
-        images, count, _ = sampled.shape
+        tokens, (images, count, _) = self._known(), sampled.shape
         rows = sampled.flatten(0, 1)
-        inputs = torch.cat([rows.new_full((len(rows), 1), BOS), rows[:, :-1]], dim=1)
+        inputs = torch.cat([rows.new_full((len(rows), 1), tokens.start), rows[:, :-1]], dim=1)
         logits = model(batch["inputs"], inputs, torch.arange(images, device=rows.device).repeat_interleave(count))
         scores = -F.cross_entropy(logits.float().transpose(1, 2), rows, reduction="none")
-        written = (rows == EOS).cumsum(1) - (rows == EOS).long() == 0  # up to the end
+        ended = (rows == tokens.end).long()
+        written = ended.cumsum(1) - ended == 0  # up to the end
         mean = (scores * written).sum(1) / self.config.max_length
         loss = -(mean.view(images, count) * self._advantages(rewards).to(mean)).mean()
         return {"loss": Loss(mean=loss), "reward": Loss(mean=100 * rewards.mean().to(loss), trained=False)}
@@ -303,7 +317,8 @@ class Captioning(ConfiguredTask):
                 batch["inputs"], count=settings.samples, max_new_tokens=self.config.max_length, draws=draws
             )
         images = batch["index"].repeat_interleave(settings.samples).cpu().numpy()
-        scores = self._rewards().score(ids_of_captions(sampled.flatten(0, 1)), images)
+        reward = self._rewards()
+        scores = reward.score(self._known().hypothesis_ids(sampled.flatten(0, 1)), images)
         return sampled, torch.from_numpy(scores).view(len(sampled), settings.samples)
 
     def _advantages(self, rewards: Tensor) -> Tensor:
@@ -314,22 +329,15 @@ class Captioning(ConfiguredTask):
         return rewards - baseline
 
     def _rewards(self) -> CiderReward:
-        """Return CIDEr-D with the captions of the training images; words that models do not write have ids of their own."""
+        """Return CIDEr-D with the captions of the training images."""
         if self._reward is None:
-            vocabulary, other = self._known(), dict[str, int]()
-
-            def ids(caption: str) -> list[int]:
-                found = zip(words_of(caption), vocabulary.encode(caption)[1:-1].tolist(), strict=True)
-                return [
-                    number if number != UNK else other.setdefault(word, len(vocabulary) + len(other))
-                    for word, number in found
-                ]
-
-            references = [[ids(each) for each in captions] for captions in self._parts["train"].captions]
+            references = self._known().reference_ids(self._parts["train"].captions)
             self._reward = CiderReward(references, documents=self.config.reward.documents)
         return self._reward
 
     def infer(self, model: nn.Module, batch: Batch, *, full: bool = True) -> Records:
+        if (other_input(unwrapped(model)) or {}).get("kind") == KIND:  # a host that is evaluated as it is
+            model = self.build(unwrapped(model), {})
         logits, labels = self._logits(model, batch).detach(), batch["labels"]
         nll = F.cross_entropy(logits.transpose(1, 2).float(), labels, reduction="none").sum(1).double()
         images = len(batch["index"])
@@ -368,25 +376,28 @@ class Captioning(ConfiguredTask):
             self._frequencies[part] = Frequencies.of([[tokenize(each) for each in texts] for texts in captions])
         return self._frequencies[part]
 
-    def _known(self) -> Vocabulary:
-        if self._vocabulary is None:
+    def _known(self) -> CaptionTokens:
+        if self._tokens is None:
             raise TypeError("the task has no vocabulary yet; call load or load_files first")
-        return self._vocabulary
+        return self._tokens
 
     def _codec(self, inputs: Mapping[str, Any] | None = None) -> CaptioningCodec:
         encoder, found = self.config.encoder, inputs or {}
-        known = found.get("encoder")
+        known, given = found.get("encoder"), self._given
+        if encoder is not None:
+            given = HostInput.from_model(host_input(encoder.name, dict(encoder.args)))
         return CaptioningCodec(
             self._known(),
             self.config,
-            given=None if encoder is None else HostInput.from_model(host_input(encoder.name, dict(encoder.args))),
+            given=given,
             encoder=None if known is None else read(EncoderConfig, known, where="facts.input.encoder"),
             digest=found.get("encoder_digest", ""),
-            rows=found.get("rows", 1),
-            channels=found.get("channels", 1),
+            rows=found.get("rows") or 1,
+            channels=found.get("channels") or 1,
         )
 
     def codec(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> CaptioningCodec:
+        self._given = _images_of(model_data_config)
         return self._codec(facts["input"])
 
     # -- metrics -------------------------------------------------------------------------------------------------------
@@ -429,18 +440,26 @@ class Captioning(ConfiguredTask):
 _UNTRAINED = "The image features are of an untrained model ({}), so captions can hardly depend on the images."
 
 
-def _regions(host: Mapping[str, Any]) -> Mapping[str, Any]:
+_KINDS = ("regions", KIND)  #: of the inputs of captioners
+
+
+def _captioner(host: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the host's input.
 
     Raises:
         ConfigError: the host is not a captioner.
     """
-    if host.get("kind") != "regions":
+    if host.get("kind") not in _KINDS:
         raise ConfigError(
             "task captioning: the host writes no captions; use --host attngraft:m2_transformer, whose features may be those "
-            "of any image model (attngraft features --help)"
+            "of any image model (attngraft features --help), or hf:FOLDER with a VisionEncoderDecoderModel"
         )
     return host
+
+
+def _images_of(host: Mapping[str, Any]) -> HostInput | None:
+    """Return the images that a host takes; None: it takes features."""
+    return image_input(host) if host.get("kind") == KIND else None
 
 
 def _check_images(source: CaptionSource) -> None:
@@ -455,12 +474,12 @@ def _check_images(source: CaptionSource) -> None:
                 raise DataError(f"{path}: no such image ({place}); restore it, or correct task.data.images")
 
 
-def _unigram(source: CaptionSource, vocabulary: Vocabulary) -> dict[str, float]:
+def _unigram(source: CaptionSource, tokens: CaptionTokens) -> dict[str, float]:
     """Return the cross-entropy of each split's words and ends under their frequencies in the training part, plus one."""
     counts = {
         name: np.bincount(
-            np.concatenate([vocabulary.encode(each)[1:] for texts in images.captions for each in texts]),
-            minlength=len(vocabulary),
+            np.concatenate([tokens.encode(each)[1:] for texts in images.captions for each in texts]),
+            minlength=len(tokens),
         )
         for name, images in source.parts().items()
     }

@@ -1,4 +1,4 @@
-"""Words of captions and their ids."""
+"""Tokens of captions and their ids: the interface, and vocabularies of words."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import hashlib
 import json
 import re
 import unicodedata
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from attngraft.errors import DataError
 from attngraft.files import write_atomically
@@ -32,12 +34,67 @@ def words_of(caption: str) -> list[str]:
     return _WORD.findall(unicodedata.normalize("NFC", caption).lower().replace("\u2019", "'"))
 
 
-class Vocabulary:
+class CaptionTokens(ABC):
+    """Tokens that captions are written with.
+
+    Attributes:
+        start: first input of the decoder.
+        end: last token of a caption.
+        pad: padding; may be equal to `end`.
+    """
+
+    start: int
+    end: int
+    pad: int
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the largest id + 1."""
+
+    @property
+    @abstractmethod
+    def digest(self) -> str:
+        """16 hexadecimal digits, equal for equal tokens."""
+
+    @abstractmethod
+    def encode(self, caption: str, *, max_length: int | None = None) -> np.ndarray:
+        """Return the ids of the start token, the caption and the end token, int64.
+
+        At most `max_length` ids follow the start token; a caption that is cut has no end token, as it does not end there.
+        """
+
+    @abstractmethod
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the caption of ids after the start token, up to the end token."""
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Write the files that `host_tokens.read_tokens` reads.
+
+        Raises:
+            StorageError: a file cannot be written.
+        """
+
+    @abstractmethod
+    def reference_ids(self, captions: Sequence[Sequence[str]]) -> list[list[list[int]]]:
+        """Return the ids of the words of each image's captions, for rewards."""
+
+    @abstractmethod
+    def hypothesis_ids(self, tokens: Tensor) -> list[list[int]]:
+        """Return the ids of the words of sampled tokens (N, L) without start token, for rewards.
+
+        They are those of `reference_ids`, called before. Words that are in no reference have other ids.
+        """
+
+
+class Vocabulary(CaptionTokens):
     """Words and their ids: the special tokens, then words in the order of `words`.
 
     Args:
         words: the words, without special tokens.
     """
+
+    start, end, pad = BOS, EOS, PAD
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = (*SPECIAL, *words)
@@ -51,15 +108,11 @@ class Vocabulary:
         return hashlib.sha256("\n".join(self.words).encode()).hexdigest()[:16]
 
     def encode(self, caption: str, *, max_length: int | None = None) -> np.ndarray:
-        """Return the ids of <bos>, the words and <eos>, int64.
-
-        At most `max_length` ids follow <bos>; a caption that is cut has no <eos>, as it does not end there.
-        """
         ids = [BOS, *(self._ids.get(word, UNK) for word in words_of(caption)), EOS]
         return np.array(ids if max_length is None else ids[: max_length + 1], dtype=np.int64)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the words up to <eos>, separated by spaces, without <bos> and <pad>."""
+        """Return the words, separated by spaces, without <bos> and <pad>."""
         found = list[str]()
         for each in ids:
             if (number := int(each)) == EOS:
@@ -69,12 +122,30 @@ class Vocabulary:
         return " ".join(found)
 
     def save(self, folder: Path) -> None:
-        """Write vocabulary.json.
-
-        Raises:
-            StorageError: the file cannot be written.
-        """
+        """Write vocabulary.json."""
         write_atomically(folder / FILE, json.dumps({"words": self.words[len(SPECIAL) :]}, ensure_ascii=False))
+
+    def reference_ids(self, captions: Sequence[Sequence[str]]) -> list[list[list[int]]]:
+        """Return the ids of the words; words that models do not write have ids of their own."""
+        other: dict[str, int] = {}
+
+        def ids(caption: str) -> list[int]:
+            found = zip(words_of(caption), self.encode(caption)[1:-1].tolist(), strict=True)
+            return [
+                number if number != UNK else other.setdefault(word, len(self) + len(other)) for word, number in found
+            ]
+
+        return [[ids(each) for each in texts] for texts in captions]
+
+    def hypothesis_ids(self, tokens: Tensor) -> list[list[int]]:
+        return ids_of_captions(tokens)
+
+
+def ids_of_captions(tokens: Tensor) -> list[list[int]]:
+    """Return the ids of each caption (N, L), without start, end and padding."""
+    rows = tokens.tolist()
+    ended = [row[: row.index(EOS)] if EOS in row else row for row in rows]
+    return [[each for each in row if each not in (BOS, PAD)] for row in ended]
 
 
 def build_vocabulary(captions: Iterable[str], *, min_count: int) -> Vocabulary:
