@@ -98,7 +98,7 @@ def test_a_given_caption_of_features(folder: Path, tmp_path: Path, monkeypatch: 
     assert found["target"] == ["a", "<unk>", "red", "<unk>", "<eos>"]
     assert (found["picture"], found["grid"]) == (None, [0, 0])
     opened = open_folder(str(model), option="--image")
-    ids = torch.tensor([[BOS, *opened.codec.vocabulary.encode("a b red zebra")[1:-1]]])  # type: ignore[attr-defined]
+    ids = torch.tensor([[BOS, *opened.codec.tokens.encode("a b red zebra")[1:-1]]])  # type: ignore[attr-defined]
     device = next(opened.model.parameters()).device
     with torch.no_grad(), record(opened.model, sites=site) as recording:
         opened.model(torch.from_numpy(features(2))[None].to(device), ids.to(device))
