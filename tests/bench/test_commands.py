@@ -67,7 +67,6 @@ COMMANDS = {
     "translation": ["--tokens", "60", "--sentences", "4", "--decoded", "2", "--threads", "1"],
 }
 PARTS = {"products", "steps"}  #: modules that commands share
-UNMEASURED = {"captioning"}  #: without a result file yet
 
 
 def command(name: str) -> ModuleType:
@@ -92,7 +91,7 @@ def test_there_is_a_test_for_every_command():
 def test_a_results_command_is_the_one_that_is_documented():
     """Except for the number of pairs, which may grow before a result is measured again; if given, it is 30 or more."""
     rows = re.findall(r"^\| `(python bench/.+?)` \|", (RESULTS / "README.md").read_text(), re.MULTILINE)
-    assert {row.split()[1] for row in rows} == {f"bench/{name}.py" for name in COMMANDS if name not in UNMEASURED}
+    assert {row.split()[1] for row in rows} == {f"bench/{name}.py" for name in COMMANDS}
     for row in rows:
         result = read_benchmark(BENCH.parent / row.split()[-1], BenchResult)
         documented, measured = (re.sub(r" --pairs \d+", "", text) for text in (row, result.command))

@@ -126,6 +126,17 @@ def test_the_guide_of_translation_prints_its_study() -> None:
         assert min(rates, key=lambda rate: float(rates[rate]["last_perplexity_mean"])) == "2e-3"
 
 
+def test_the_guide_of_captioning_prints_its_study() -> None:
+    page = (ROOT / "docs/guide/captioning.md").read_text(encoding="utf-8")
+    for name, row in results("flickr8k").items():
+        cells = [name if name == "baseline" else f"`{name}`"]
+        for metric in ("cider", "bleu1", "bleu4", "rouge_l"):
+            cells.append(f"{float(row[f'last_{metric}_mean']):.1f} ± {float(row[f'last_{metric}_deviation']):.1f}")
+        gain = [] if name == "baseline" else [row[key] for key in ("difference", "interval_low", "interval_high")]
+        cells.append("{:+.1f}, {:+.1f} to {:+.1f}, {}".format(*map(float, gain), row["verdict"]) if gain else "")
+        assert f"| {' | '.join(cells)} |" in page
+
+
 def test_the_guide_of_point_clouds_prints_its_study() -> None:
     page = (ROOT / "docs/guide/points.md").read_text(encoding="utf-8")
     for name, row in results("modelnet10").items():

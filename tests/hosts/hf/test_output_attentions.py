@@ -38,7 +38,9 @@ def eager(contract: type[TransformersContract]) -> tuple[Any, tuple[Tensor, ...]
 def maps(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, tuple[Tensor, ...]]]:
     """Return the output tokens, or the logits, and the maps by kind."""
     outputs = model(*inputs, output_attentions=True)
-    return outputs.get("last_hidden_state", outputs.get("logits")), {kind: outputs[kind] for kind in KINDS if outputs.get(kind)}
+    return outputs.get("last_hidden_state", outputs.get("logits")), {
+        kind: outputs[kind] for kind in KINDS if outputs.get(kind)
+    }
 
 
 def assert_same(found: dict[str, tuple[Tensor, ...]], expected: dict[str, tuple[Tensor, ...]]) -> None:
