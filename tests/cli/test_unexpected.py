@@ -49,7 +49,7 @@ def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any) -> Callabl
         (RuntimeError("x" * 10**6 + "\nsecond line"), r"RuntimeError: x{197}\.\.\.; try"),
         (KeyError(ESCAPE), "KeyError: "),
         (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), "UnicodeDecodeError: 'utf-8' codec"),
-        (SystemError("bad \r call"), "SystemError: bad ; try"),
+        (SystemError("bad \r call"), "SystemError: bad; try"),
     ],
 )
 def test_an_unexpected_error_is_one_line(

@@ -25,8 +25,8 @@ def test_multilabel_is_found() -> None:
 
 
 def test_an_unknown_task_is_refused() -> None:
-    with pytest.raises(ConfigError, match="unknown task 'captions'; available: classification, detection"):
-        load_task("captions")
+    with pytest.raises(ConfigError, match="unknown task 'subtitles'; available: captioning, classification"):
+        load_task("subtitles")
 
 
 def test_methods_under_their_old_names_are_called_and_warn(tmp_path: Path) -> None:
