@@ -133,7 +133,9 @@ def test_models_of_transformers() -> None:
     sizes = {"vocab_size": 20, "max_position_embeddings": 8, "hidden_size": 16, "num_layers": 2, "num_heads": 2}
     found = examine(transformers.GPTNeoModel(transformers.GPTNeoConfig(**sizes, attention_types=[[["global"], 2]])))
     assert (found.adapter, found.sites) == (None, ())
-    assert [(each.path, each.module) for each in found.unread] == [(f"h.{i}.attn.attention", "GPTNeoSelfAttention") for i in (0, 1)]
+    assert [(each.path, each.module) for each in found.unread] == [
+        (f"h.{i}.attn.attention", "GPTNeoSelfAttention") for i in (0, 1)
+    ]
     sizes = {"vocab_size": 20, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}
     with meta_device():
         t5 = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0))
