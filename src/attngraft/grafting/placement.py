@@ -19,7 +19,7 @@ _BRANCH: tuple[HookPoint, ...] = ("mix", "weights", "heads", "tokens", "attn.win
 
 @dataclass(frozen=True)
 class Placement:
-    """One graft at one site, not built yet."""
+    """A graft to be built at a site."""
 
     site: Site
     hook_point: HookPoint

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import h5py
 import numpy as np
-import pytest
 
 from attngraft.tasks.task import Split
 from attngraft.training.recipe import Recipe
@@ -85,10 +84,6 @@ class TestImagesEndToEnd(TaskContract):
 
     def raw(self, split: Split, folder: Path, *, count: int) -> list[str]:
         return [str(path) for path in split.images.images[:count]]  # type: ignore[attr-defined]
-
-    @pytest.mark.slow
-    def test_two_processes_are_one(self, tmp_path: Path) -> None:
-        pytest.skip("as with features")
 
 
 class TestTransformers(TaskContract):

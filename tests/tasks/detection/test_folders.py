@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,10 @@ def read(folder: Path) -> None:
     read_facts(source.train.joined(source.val) if source.drawn else source.train, ("object",))
 
 
-def refused(folder: Path, message: str) -> None:
-    with pytest.raises(DataError, match=message):
+def refusal(folder: Path) -> str:
+    with pytest.raises(DataError) as error:
         read(folder)
+    return str(error.value)
 
 
 def test_values_of_16_bits(tmp_path: Path) -> None:
@@ -38,35 +40,39 @@ def test_values_of_16_bits(tmp_path: Path) -> None:
 def test_wrong_masks(tmp_path: Path) -> None:
     write_masks(tmp_path)
     save(tmp_path / "masks/train/00.png", np.ones((36, 47), dtype=np.uint8))
-    refused(tmp_path, r"masks/train/00\.png: 47 x 36, but its image 00\.png is 48 x 36; make them the same size")
+    assert re.search(
+        r"masks/train/00\.png: 47 x 36, but its image 00\.png is 48 x 36; make them the same size", refusal(tmp_path)
+    )
     save(tmp_path / "masks/train/00.png", np.ones((36, 48, 3), dtype=np.uint8))
-    refused(tmp_path, r"00\.png: a mask in mode RGB; instance masks have one value per pixel")
+    assert re.search(r"00\.png: a mask in mode RGB; instance masks have one value per pixel", refusal(tmp_path))
     (tmp_path / "masks/train/00.png").write_bytes(b"x")
-    refused(tmp_path, r"masks/train/00\.png: cannot be read as a mask")
+    assert re.search(r"masks/train/00\.png: cannot be read as a mask", refusal(tmp_path))
     (tmp_path / "masks/train/00.png").unlink()
-    refused(tmp_path, r"images/train/00\.png: has no mask 00\.\*")
+    assert re.search(r"images/train/00\.png: has no mask 00\.\*", refusal(tmp_path))
     save(tmp_path / "masks/train/00.jpg", np.ones((36, 48), dtype=np.uint8))
-    refused(tmp_path, r"00\.jpg: a JPEG cannot hold labels")
+    assert re.search(r"00\.jpg: a JPEG cannot hold labels", refusal(tmp_path))
 
 
 def test_empty_masks(tmp_path: Path) -> None:
     write_masks(tmp_path)
     for path in (tmp_path / "masks/train").iterdir():
         save(path, np.zeros_like(np.asarray(Image.open(path))))
-    refused(tmp_path, r"and 5 more images of the split: no objects; annotate some")
+    assert re.search(r"and 5 more images of the split: no objects; annotate some", refusal(tmp_path))
 
 
 def test_wrong_folders_per_image(tmp_path: Path) -> None:
     write_bowl(tmp_path)
     save(tmp_path / "00/masks/9.png", np.ones((5, 5), dtype=np.uint8))
-    refused(tmp_path, r"00/masks/9\.png: 5 x 5, but its image 00\.png is 48 x 36")
+    assert re.search(r"00/masks/9\.png: 5 x 5, but its image 00\.png is 48 x 36", refusal(tmp_path))
     save(tmp_path / "00/images/b.png", np.ones((5, 5, 3), dtype=np.uint8))
-    refused(tmp_path, r"00/images: 2 images, but a folder beside masks of objects must have one")
+    assert re.search(r"00/images: 2 images, but a folder beside masks of objects must have one", refusal(tmp_path))
     (tmp_path / "00/images/b.png").unlink()
     (tmp_path / "02/masks").rename(tmp_path / "02/x")
-    refused(tmp_path, "02: no folder of masks; add it, empty for an image without objects, or remove this folder")
+    assert re.search(
+        "02: no folder of masks; add it, empty for an image without objects, or remove this folder", refusal(tmp_path)
+    )
     (tmp_path / "01/images").rename(tmp_path / "01/x")
-    refused(tmp_path, "01: no folder of its image; add it, or remove this folder")
+    assert re.search("01: no folder of its image; add it, or remove this folder", refusal(tmp_path))
 
 
 def test_splits_of_folders_per_image(tmp_path: Path) -> None:

@@ -5,11 +5,11 @@ from typing import Literal
 
 from attngraft.strict import FieldError, require
 from attngraft.tasks.captioning.encoder import EncoderConfig
-from attngraft.tasks.images.config import DataConfig
+from attngraft.tasks.images.config import SplitConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class CaptionDataConfig:
+class CaptionDataConfig(SplitConfig):
     """Images and their captions, and their split into training, validation and test.
 
     Without captions for validation, a random part of the training images is used. A file `dataset_*.json` of Karpathy in
@@ -17,27 +17,18 @@ class CaptionDataConfig:
     """
 
     source: str  #: a folder with captions of COCO or Flickr, or with captions_train.jsonl, ...; or one file of captions
+    split_file: str | None = None  #: Karpathy's dataset_*.json, or a saved split; used instead of other splits
     #: folder of the images, relative to the source; null: SPLIT, images/SPLIT, images, Images, or beside the captions
     images: str | None = None
-    val_fraction: float | None = None  #: fraction of the training images to use for validation, chosen at random
-    split_seed: int = 0  #: seed of the random split; independent of the run's seed, so all runs share one split
-    split_file: str | None = None  #: Karpathy's dataset_*.json, or a saved split; used instead of other splits
-    folds: int | None = None  #: number of folds of cross-validation, set by `attngraft compare --folds`
-    fold: int | None = None  #: fold used for validation, from 0; the other folds are used for training
 
     def __post_init__(self) -> None:
         if not self.source.strip():
             raise FieldError(
                 "source", "is empty; give a folder with captions, or a .json, .jsonl or .csv file of captions"
             )
-        self.as_images()  # checks the split
+        super().__post_init__()
         karpathy = self.split_file is not None and self.split_file.endswith(".json")
         require(self, "folds", self.folds is None or not karpathy, "cannot be combined with a split file of Karpathy")
-
-    def as_images(self) -> DataConfig:
-        """Return the settings of the split."""
-        names = ("source", "val_fraction", "split_seed", "split_file", "folds", "fold")
-        return DataConfig(**{name: getattr(self, name) for name in names})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,7 @@ def statistics(
 
 
 def measure(columns: Mapping[str, np.ndarray]) -> Measured:
-    """Return CIDEr-D, BLEU-1 to BLEU-4 and ROUGE-L from the `statistics` of images, times 100.
+    """Return CIDEr-D, BLEU-1 to BLEU-4 and ROUGE-L of the `statistics`, multiplied by 100.
 
     Resamples of images keep the document frequencies of CIDEr-D.
     """

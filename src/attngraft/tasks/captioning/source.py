@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TypeVar
-
-import numpy as np
 
 from attngraft.errors import DataError
 from attngraft.files import user_path
@@ -29,8 +27,8 @@ from attngraft.tasks.captioning.files import (
 )
 from attngraft.tasks.images.coco import coco_files
 from attngraft.tasks.images.folders import SPLITS
-from attngraft.tasks.images.sources.splitting import divide
 from attngraft.tasks.images.sources.table import KINDS
+from attngraft.tasks.images.split_source import SplitSource, split_images
 
 T = TypeVar("T")
 Parts = dict[str, list[Captioned]]  #: images by split
@@ -58,7 +56,7 @@ class CaptionedImages:
         return len(self.names)
 
     def take(self, indices: Iterable[int]) -> CaptionedImages:
-        """Return some of the images."""
+        """Return the images at `indices`."""
         chosen = [int(i) for i in indices]
         return CaptionedImages(
             names=tuple(self.names[i] for i in chosen),
@@ -68,22 +66,14 @@ class CaptionedImages:
             places=tuple(self.places[i] for i in chosen),
         )
 
+    def joined(self, other: CaptionedImages) -> CaptionedImages:
+        """Return these images and those of another split."""
+        return CaptionedImages(
+            **{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)}
+        )
 
-@dataclass(frozen=True, kw_only=True)
-class CaptionSource:
-    """Images with captions, split."""
 
-    where: str
-    train: CaptionedImages
-    val: CaptionedImages
-    test: CaptionedImages | None
-    origin: str  #: description of the split, for the report
-    drawn: Mapping[str, CaptionedImages] = field(default_factory=dict)  #: parts of a random split; empty if it is not
-    notes: tuple[str, ...] = ()
-
-    def parts(self) -> dict[str, CaptionedImages]:
-        """Return the images of each split."""
-        return {"train": self.train, "val": self.val} | ({} if self.test is None else {"test": self.test})
+CaptionSource = SplitSource[CaptionedImages]
 
 
 @access_errors()
@@ -93,7 +83,7 @@ def open_captions(config: CaptionDataConfig, *, saved_split: Path | None = None)
     Raises:
         DataError: the data cannot be used; the message names the file, the entry and the remedy.
     """
-    path, settings = user_path(config.source), config.as_images()
+    path = user_path(config.source)
     root = path if path.is_dir() else path.parent
     found, origin, notes = _read(path)
     _refuse_copies(found)
@@ -103,36 +93,12 @@ def open_captions(config: CaptionDataConfig, *, saved_split: Path | None = None)
     if "train" not in found:
         raise DataError(f"{path}: no captions for training (found: {', '.join(found) or 'none'}); {_GIVE}")
     parts = {split: _gathered(images, root, config.images) for split, images in found.items() if images}
-    train, val, test = (parts.get(split, _gathered([], root, None)) for split in SPLITS)
-    drawn = dict[str, CaptionedImages]()
-    if file is None and (not len(val) or settings.splits_train or settings.folds is not None):
-        if settings.folds is not None and len(val):
-            train = _gathered([*found["train"], *found["val"]], root, config.images)
-        division = divide(
-            train,
-            np.zeros(len(train)),  # numbers are split without stratification
-            settings,
-            where=str(path),
-            origin="the images",
-            classes=(),
-            saved_split=saved_split,
-        )
-        if settings.split_file is None:
-            drawn = {name: train.take(indices) for name, indices in division.indices().items()}
-        origin, notes = division.origin, [*notes, *division.notes]
-        train, val = train.take(np.flatnonzero(~division.in_val)), train.take(np.flatnonzero(division.in_val))
-    for name, images in {"training": train, "validation": val}.items():
-        if not len(images):
-            raise DataError(f"{path}: no images for {name} ({origin}); add some, or change the split")
-    return CaptionSource(
-        where=str(path),
-        train=train,
-        val=val,
-        test=test if len(test) else None,
-        origin=origin,
-        drawn=drawn,
-        notes=tuple(notes),
-    )
+    if file is not None and (missing := {"train", "val"} - parts.keys()):
+        noun = {"train": "training", "val": "validation"}[min(missing)]
+        raise DataError(f"{path}: no images for {noun} ({origin}); add some, or change the split")
+    if file is not None:  # which has assigned the images
+        config = replace(config, split_file=None, val_fraction=None)
+    return split_images(parts, config, root=path, origin=origin, notes=notes, saved_split=saved_split)
 
 
 def _read(path: Path) -> tuple[Parts, str, list[str]]:

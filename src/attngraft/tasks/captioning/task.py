@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -196,9 +196,7 @@ class Captioning(ConfiguredTask):
 
     def _whole(self, source: CaptionSource, make: Any) -> CaptionSplit:
         """Return training and validation images together."""
-        parts = source.train, source.val
-        names = [field.name for field in fields(CaptionedImages)]
-        whole = CaptionedImages(**{name: sum((getattr(part, name) for part in parts), ()) for name in names})
+        whole = source.train.joined(source.val)
         self._parts["whole"] = whole
         split: CaptionSplit = make(whole, part="whole", per="images")
         return split
