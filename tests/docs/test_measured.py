@@ -135,6 +135,10 @@ def test_the_guide_of_captioning_prints_its_study() -> None:
         gain = [] if name == "baseline" else [row[key] for key in ("difference", "interval_low", "interval_high")]
         cells.append("{:+.1f}, {:+.1f} to {:+.1f}, {}".format(*map(float, gain), row["verdict"]) if gain else "")
         assert f"| {' | '.join(cells)} |" in page
+    said = " ".join(page.split())
+    plain, vertical = results("flickr8k-untrained").values()
+    numbers = [f"{float(row[f'last_{name}_mean']):.1f}" for row in (plain, vertical) for name in ("cider", "bleu1")]
+    assert "a CIDEr-D of {} and a BLEU-1 of {}, and `vertical` {} and {}".format(*numbers) in said
 
 
 def test_the_guide_of_point_clouds_prints_its_study() -> None:
