@@ -139,7 +139,7 @@ def read_caption_table(file: Path) -> list[Captioned]:
     return list(found.values())
 
 
-def read_tokens(file: Path) -> list[Captioned]:
+def read_flickr(file: Path) -> list[Captioned]:
     """Read a token file of Flickr, whose lines are `NAME.jpg#0`, a tab, and a caption.
 
     Raises:

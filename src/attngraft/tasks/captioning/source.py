@@ -21,9 +21,9 @@ from attngraft.tasks.captioning.files import (
     by_key,
     read_caption_table,
     read_coco_captions,
+    read_flickr,
     read_karpathy,
     read_names,
-    read_tokens,
 )
 from attngraft.tasks.images.coco import coco_files
 from attngraft.tasks.images.folders import SPLITS
@@ -138,7 +138,7 @@ def _of_splits(found: Mapping[str, T]) -> dict[str, T]:
 
 def _read_flickr(file: Path) -> tuple[Parts, str, list[str]]:
     """Read a token file and the lists of the splits beside it, `*trainImages.txt`, `*devImages.txt`, `*testImages.txt`."""
-    images = {image.name: image for image in read_tokens(file)}
+    images = {image.name: image for image in read_flickr(file)}
     parts, listed = Parts(), set[str]()
     for split, word in {"train": "train", "val": "dev", "test": "test"}.items():
         for each in sorted(file.parent.glob(f"*{word}Images.txt"))[:1]:
