@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
 
 from tests.seeding import seed
@@ -65,6 +67,13 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 def _no_fsync() -> None:
     """No test takes the power away: files need not reach the disk before a test goes on."""
     os.fsync = lambda descriptor: None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled_code() -> Iterator[None]:
+    """What a module compiled goes with it: in a long run it fills the memory, and each graft looks for its wrappers."""
+    yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture(autouse=True)

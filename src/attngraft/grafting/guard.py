@@ -134,9 +134,9 @@ def refuse_live_wrapper(*modules: nn.Module) -> None:
 def _wrapper_of(modules: tuple[nn.Module, ...]) -> str | None:
     """Return the wrapper that holds one of `modules`; wrappers leave no other trace than the reference."""
     distributed = sys.modules.get("torch.distributed")
-    compiles = "torch._dynamo" in sys.modules  # imported by the first call of torch.compile
-    if not compiles and not (distributed is not None and distributed.is_available() and distributed.is_initialized()):
-        return None  # there is none, and looking takes a tenth of a second
+    in_group = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    if not in_group and not _compiles():
+        return None  # there is none, and looking takes tenths of a second in a large process
     for holder in gc.get_referrers(*modules):
         if type(holder) is not dict:
             continue
@@ -144,6 +144,13 @@ def _wrapper_of(modules: tuple[nn.Module, ...]) -> str | None:
             if any(holder[name] is each for each in modules) and (name != "module" or _is_ddp(holder)):
                 return _HOLDERS[name]
     return None
+
+
+def _compiles() -> bool:
+    """Return whether torch.compile was called since the last `torch._dynamo.reset()`, after which all is compiled anew."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")  # torchvision imports it without compiling
+    backends = getattr(frames, "cached_backends", {} if frames is None else {0: "unknown"})
+    return any(each is not None for each in backends.values())  # None stands for torch.compiler.disable
 
 
 def _is_ddp(children: dict[str, Any]) -> bool:
