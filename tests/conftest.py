@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 from hypothesis import settings
 
 from tests.seeding import seed
@@ -67,6 +69,12 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 def _no_fsync() -> None:
     """No test takes the power away: files need not reach the disk before a test goes on."""
     os.fsync = lambda descriptor: None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _command_line() -> None:
+    """The commands are built from their functions once, not by each call, which takes a tenth of a second."""
+    typer.main.get_command = functools.cache(typer.main.get_command)
 
 
 @pytest.fixture(scope="module", autouse=True)
