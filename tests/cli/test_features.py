@@ -76,6 +76,28 @@ def test_only_missing_images_are_computed(
         np.testing.assert_array_equal(found[name], each)
 
 
+def test_changed_images_are_computed_again(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "features.h5"
+    options = ["features", photos, "--out", out, *HOST, "--device", "cpu"]
+    assert run(*options) == 0
+    first = rows(out)
+    picture(7).save(photos / "a.png")
+    assert run(*options) == 0
+    assert "1 images new, 2 kept" in capsys.readouterr().out
+    changed = {name for name, each in rows(out).items() if not np.array_equal(each, first[name])}
+    assert changed == {"a.png_features"}
+
+
+@pytest.mark.parametrize("name", ["features.h5", ".features.h5.part"])
+def test_nothing_is_written_through_links(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (tmp_path / name).symlink_to(tmp_path / "target")
+    assert run("features", photos, "--out", tmp_path / "features.h5", *HOST, "--device", "cpu") == 2
+    assert f"{name}: is a link, through which nothing is written; delete it" in capsys.readouterr().err
+    assert not (tmp_path / "target").exists()
+
+
 def test_weights_are_loaded_and_named(photos: Path, tmp_path: Path) -> None:
     torch.manual_seed(1)
     arguments: dict[str, Any] = {"img_size": 32, "depth": 1, "embed_dim": 24, "num_heads": 3, "num_classes": 0}

@@ -10,6 +10,7 @@ grafts.safetensors         its grafts, if any (`attngraft.save_pretrained`)
 """
 
 import logging
+import math
 import os
 import pickle
 from collections.abc import Iterator, Mapping
@@ -328,13 +329,15 @@ def _data_config(processor: Mapping[str, Any]) -> dict[str, Any]:
     one crop.
 
     Raises:
-        ValueError: the sizes do not determine an input size.
+        ValueError: the sizes do not determine an input size, or pixels cannot be normalized.
     """
     scale = 255 * float(processor.get("rescale_factor") or 1 / 255) if processor.get("do_rescale", True) else 255.0
     scale = 1.0 if abs(scale - 1) < 1e-9 else scale
     plain = not processor.get("do_normalize", True)
     mean = [0.0] * 3 if plain else _numbers(processor["image_mean"])
     std = [1.0] * 3 if plain else _numbers(processor["image_std"])
+    if len(mean) != len(std) or not all(map(math.isfinite, [*mean, *std])) or min(std, default=0) <= 0:
+        raise ValueError(f"image_mean {mean} and image_std {std} are not finite, equally many, and the latter above 0")
     size = _sides(processor.get("size"))
     cropped = _sides(processor.get("crop_size")) if processor.get("do_center_crop") else {}
     edge = size.get("shortest_edge")

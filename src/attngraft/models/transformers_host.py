@@ -240,16 +240,32 @@ def _is_captioner(model: Any) -> bool:
 
 
 def _captioned_input(model: Any, source: str, shown: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the input of an encoder-decoder of images: their size and normalization, and what `_text_input` returns."""
+    """Return the input of an encoder-decoder of images: their size and normalization, and what `_text_input` returns.
+
+    Raises:
+        HostError: images are normalized with other channels than the encoder has, or a special token is unknown.
+    """
     encoder = model.config.encoder
     size = encoder.image_size if isinstance(encoder.image_size, list | tuple) else [encoder.image_size] * 2
-    text = _text_input(model.decoder, source)
+    text, decoder, pad = _text_input(model.decoder, source), _decoder_input(model), model.generation_config.pad_token_id
+    if (channels := len(shown.get("mean", ()) or ())) not in (0, encoder.num_channels):
+        raise HostError(
+            f"hf:{source}: image_mean has {channels} channels, but the encoder {encoder.num_channels}; correct image_mean "
+            f"and image_std in {PROCESSORS[0]}"
+        )
+    special = {"pad_token_id": _first(pad), "decoder_start_token_id": decoder["start"], "eos_token_id": decoder["end"]}
+    for name, token in special.items():
+        if not 0 <= token < text["vocab_size"]:
+            raise HostError(
+                f"hf:{source}: {name} is {token}, but the decoder has {text['vocab_size']} tokens; correct it in "
+                "config.json and generation_config.json"
+            )
     return {
         "input_size": [encoder.num_channels, *size],
         **shown,
         **text,
-        "pad": _first(model.generation_config.pad_token_id),
-        "decoder": _decoder_input(model),
+        "pad": special["pad_token_id"],
+        "decoder": decoder,
     }
 
 

@@ -100,6 +100,8 @@ WRONG: list[tuple[Callable[[h5py.File], Any], str]] = [
     (replaced(np.zeros((0, 6), np.float32)), r"must be floats \(regions, channels\), got float32 \(0, 6\)"),
     (replaced(np.zeros((4, 6), np.int64)), r"must be floats \(regions, channels\), got int64"),
     (replaced(np.full((4, 6), np.nan)), r"6.png_features of 6.png contains numbers that are not finite"),
+    (replaced(np.full((4, 6), 1e300)), r"6.png_features of 6.png contains numbers that are not finite"),
+    (replaced(np.zeros((4, 6), np.float32)), r"6.png_features of 6.png has only zeros; compute it again"),
     (replaced(h5py.SoftLink("/5.png_features")), r"6.png_features is not an array in this file"),
     (replaced(h5py.ExternalLink("/etc/passwd", "/x")), r"6.png_features is not an array in this file"),
     (replaced(h5py.Empty("f4")), r"6.png_features is not an array in this file"),
@@ -131,3 +133,17 @@ def test_files_of_another_layout_are_refused(tmp_path: Path) -> None:
         file.create_dataset("a_features", shape=(2**20, 2**12), dtype="f4", chunks=(64, 64), compression="gzip")
     with pytest.raises(DataError, match=r"a_features: cannot be read .*unpacks"):
         FeatureFile(path)
+    with h5py.File(path, "w") as file:
+        file.create_dataset(
+            "a_features", (2, 8), "f4", chunks=(2**17, 2**10), maxshape=(None, None), compression="gzip"
+        )
+    with pytest.raises(DataError, match=r"a_features: cannot be read .*unpacks"):
+        FeatureFile(path)
+    grid = {"host": "timm:resnet18", "args": "{}", "pretrained": "", "weights": ""}
+    write_features(path, **grid)
+    with h5py.File(path, "a") as file:
+        file.create_dataset("x_features", (2**14 + 1, 6), "f4", fillvalue=1)
+    with pytest.raises(
+        DataError, match=r"x_features of x has 16385 rows, more than 16384; compute it with smaller images"
+    ):
+        FeatureFile(path)._read("x", "x")

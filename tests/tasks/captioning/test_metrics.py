@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -132,6 +133,31 @@ def test_meteor_says_why_it_was_not_computed(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/java")
     monkeypatch.setattr(metrics.importlib, "import_module", missing)
     assert meteor([], []) == "METEOR: not computed (run pip install 'attngraft[caption-java]')"
+
+
+class Program:
+    """The program of METEOR as a package, with an answer of Java; without one, it answers once it is ended."""
+
+    def __init__(self, answer: str | None) -> None:
+        self.answer, self.ended, self.lock = answer, threading.Event(), threading.Lock()
+        self.Meteor, self.meteor_p, self.kill = (lambda: self), self, self.ended.set
+
+    def compute_score(self, truth: object, found: object) -> tuple[float, list[float]]:
+        self.lock.acquire()  # and never released after an error
+        if self.answer is None:
+            assert self.ended.wait(10)
+        return float(self.answer or ""), []
+
+
+@pytest.mark.parametrize("answer", [None, "hello", "nan"])
+def test_meteor_survives_its_program(monkeypatch: pytest.MonkeyPatch, answer: str | None) -> None:
+    program = Program(answer)
+    monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/java")
+    monkeypatch.setattr(metrics.importlib, "import_module", lambda name: program)
+    monkeypatch.setattr(metrics, "_PATIENCE", 0.01)
+    found = meteor([["a"]], [[["a"]]])
+    assert isinstance(found, str) and found.startswith("METEOR: not computed (its Java program failed: ")
+    assert not program.lock.locked()
 
 
 @pytest.mark.slow

@@ -94,6 +94,16 @@ WRONG: list[tuple[str, str, str, str, str]] = [
     ("jsonl", "captions_val.jsonl", '"A blue square ."', "7", "line 1: a caption of 5.png is 7, not text"),
     ("jsonl", "captions_val.jsonl", '"5.png"', "null", "line 1: file_name is None, not the name of a file"),
     ("jsonl", "captions_val.jsonl", '"5.png"', '"0.png"', r"0.png is also in .*captions_train.jsonl: line 1; remove"),
+    ("jsonl", "captions_val.jsonl", '"5.png"', '"./0.png"', r"./0.png is also in .*captions_train.jsonl: line 1"),
+    ("jsonl", "captions_val.jsonl", "A blue square .", "a " * 2501, "line 1: a caption of 5.png has 5,002 characters"),
+    (
+        "jsonl",
+        "captions_val.jsonl",
+        "[",
+        "[" + '"a",' * 1000,
+        "line 1: 5.png has more than 1,000 captions; remove some",
+    ),
+    ("csv", "captions_val.csv", "A blue square .", "['a']", "row 2: the captions of 5.png are a list as text"),
     ("csv", "captions_val.csv", "file_name,", "path,", r"no column file_name or image.*rename the column"),
     ("csv", "captions_val.csv", "A blue square .", "", "captions_val.csv: row 2: a caption of 5.png is empty"),
     ("csv", "captions_val.csv", "file_name,caption", "file_name,words", "no column captions or caption"),
@@ -119,6 +129,8 @@ WRONG: list[tuple[str, str, str, str, str]] = [
         "not captions of COCO .*id of two images",
     ),
     ("coco", "annotations/captions_val2014.json", '"images"', '"pictures"', "not captions of COCO .*download it again"),
+    ("coco", "annotations/captions_val2014.json", '"5.png"', '"/a.png"', "'/a.png' is not the path of an image below"),
+    ("coco", "annotations/captions_val2014.json", '"5.png"', '"a/../../b.png"', "is not the path of an image below"),
     ("coco", "annotations/captions_val2014.json", "A blue", "\\ud83d", r"a caption of 5.png is .*, not text"),
     (
         "karpathy",
@@ -181,6 +193,21 @@ def test_a_split_file_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     (tmp_path / "dataset_other.json").write_text("{}")
     with pytest.raises(DataError, match=r"contains dataset_other.json, dataset_tiny.json; choose one with --set"):
         opened(tmp_path)
+
+
+def test_files_that_are_not_used_are_noted(tmp_path: Path) -> None:
+    pictures.write_jsonl(tmp_path)
+    assert opened(tmp_path).notes == ()
+    (tmp_path / "captions_val.jsonl").rename(tmp_path / "captions_holdout.jsonl")
+    assert opened(tmp_path).notes == (
+        "Not used: captions_holdout.jsonl; used: captions_train.jsonl, captions_test.jsonl.",
+    )
+
+
+def test_the_splits_of_karpathy_alone_cannot_be_replaced(tmp_path: Path) -> None:
+    pictures.write_karpathy(tmp_path)
+    with pytest.raises(DataError, match=r"its captions are in a file of Karpathy, .*; remove val_fraction"):
+        opened(tmp_path, val_fraction=0.5)
 
 
 def test_sources_without_captions_are_refused(tmp_path: Path) -> None:

@@ -14,14 +14,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attngraft.errors import AttngraftError
+from attngraft.errors import AttngraftError, DataError
 from attngraft.export.predict import open_model
 from attngraft.results.records import RecordTable
 from attngraft.tasks.captioning.cider import Frequencies, cider_d
 from attngraft.tasks.captioning.codec import without_repeats
 from attngraft.tasks.captioning.encoder import EncoderConfig, create_encoder
 from attngraft.tasks.captioning.extraction import write_features
-from attngraft.tasks.captioning.features import described
+from attngraft.tasks.captioning.features import REGIONS, described
 from attngraft.tasks.captioning.task import Captioning
 from attngraft.tasks.captioning.vocabulary import BOS, EOS, PAD, UNK, Vocabulary, ids_of_captions, words_of
 from attngraft.tasks.task import StepContext
@@ -225,6 +225,8 @@ def test_images_are_predicted_as_in_training(tmp_path: Path) -> None:
         (np.ones((3, 5), np.float32), r"must have finite floats \(regions, 12\), not float32 \(3, 5\)"),
         (np.full((3, 12), np.nan, np.float32), "must have finite floats"),
         (np.zeros((3, 12), np.float32), "must have finite floats"),
+        (np.full((3, 12), 1e300), "must have finite floats"),
+        (np.full((3, 12), 3e38, np.float32), "must have finite floats"),
         (np.ones((3, 12), np.int64), "not int64"),
         (np.array([None]), "cannot be read as .npy"),
     ],
@@ -238,6 +240,21 @@ def test_wrong_inputs_of_predictions_are_named(tmp_path: Path, array: np.ndarray
     write_scenes(tmp_path / "images", images=True)
     with pytest.raises(AttngraftError, match=r"features of another model, such as a detector; give each image's"):
         codec.check(str(tmp_path / "images/images/0.png"))
+
+
+def test_regions_are_cut_as_in_training(tmp_path: Path) -> None:
+    loaded, task = loaded_by(tmp_path)
+    np.save(tmp_path / "x.npy", np.ones((60, 12), np.float32))
+    (inputs,), _ = task.codec(loaded.data.facts, model_data_config={}).encode([str(tmp_path / "x.npy")])
+    assert inputs.shape == (1, REGIONS, 12)
+
+
+@pytest.mark.parametrize("words", [None, ["dog", "a"]])
+def test_models_require_the_vocabulary_of_training(tmp_path: Path, words: list[str] | None) -> None:
+    loaded, task = loaded_by(tmp_path)
+    task._tokens = None if words is None else Vocabulary(words)
+    with pytest.raises(DataError, match=r"the run's vocabulary \(fitted in its folder\) is missing or was changed"):
+        task.codec(loaded.data.facts, model_data_config={})
 
 
 def test_light_inference_is_greedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,32 @@ def test_what_is_missing_is_named(
     host = write_host(tmp_path / "host", **written)
     with pytest.raises(AttngraftError, match=message):
         train(recipe(tmp_path, host, **fields), tmp_path / "run", progress=Silent())
+
+
+@pytest.mark.parametrize(
+    ("file", "field", "value", "message"),
+    [
+        ("preprocessor_config.json", "image_mean", [0.5], r"are not finite, equally many, and the latter above 0"),
+        ("preprocessor_config.json", "image_std", [0.0] * 3, r"are not finite, equally many, and the latter above 0"),
+        ("preprocessor_config.json", "image_std", [math.nan] * 3, r"are not finite, equally many, and the latter"),
+        ("generation_config.json", "decoder_start_token_id", 99, r"decoder_start_token_id is 99, but the decoder has"),
+        ("generation_config.json", "pad_token_id", -1, r"pad_token_id is -1, but the decoder has"),
+    ],
+)
+def test_settings_of_hosts_are_checked(tmp_path: Path, file: str, field: str, value: Any, message: str) -> None:
+    host = write_host(tmp_path / "host")
+    path = tmp_path / "host" / file
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+    with pytest.raises(AttngraftError, match=message):
+        train(recipe(tmp_path, host), tmp_path / "run", progress=Silent())
+
+
+def test_images_are_normalized_in_the_channels_of_the_encoder(tmp_path: Path) -> None:
+    host = write_host(tmp_path / "host")
+    path = tmp_path / "host/preprocessor_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "image_mean": [0.5], "image_std": [0.5]}))
+    with pytest.raises(AttngraftError, match=r"image_mean has 1 channels, but the encoder 3; correct"):
+        train(recipe(tmp_path, host), tmp_path / "run", progress=Silent())
 
 
 def test_eval_of_a_host_without_a_tokenizer_is_refused(tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ def test_words_are_ordered_by_count_and_name() -> None:
     assert build_vocabulary(CAPTIONS, min_count=2).words == ("<unk>", "<pad>", "<bos>", "<eos>", "a", "dog")
     with pytest.raises(DataError, match=r"no word occurs 5 times in the captions.*min_count=1"):
         build_vocabulary(CAPTIONS, min_count=5)
+    with pytest.raises(DataError, match=r"the captions have no words, which are letters and digits; add captions"):
+        build_vocabulary(["!", "..."], min_count=1)
 
 
 def test_ids_are_those_of_the_words() -> None:

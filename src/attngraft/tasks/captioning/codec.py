@@ -18,6 +18,7 @@ from attngraft.opening import DAMAGE, TEXT_LIMIT, array_of, open_regular
 from attngraft.suggest import first_line
 from attngraft.tasks.captioning.config import CaptioningConfig
 from attngraft.tasks.captioning.encoder import EncoderConfig, ImageEncoder, create_encoder, grid_of, read_images
+from attngraft.tasks.captioning.features import LARGEST_ROWS, REGIONS, mistake
 from attngraft.tasks.captioning.split import stacked
 from attngraft.tasks.captioning.vocabulary import CaptionTokens, Vocabulary
 from attngraft.tasks.codec import Codec, TextInput
@@ -126,13 +127,17 @@ class CaptioningCodec(Codec):
                 array = array_of(file.read(TEXT_LIMIT))
         except DAMAGE as error:
             raise DataError(f"{raw}: cannot be read as .npy ({first_line(error)}); write it with numpy.save") from None
+        grid = self._encoder_config is not None
         fits = array.dtype.kind == "f" and array.ndim == 2 and array.shape[1] == self._shape[1]
-        if not fits or not np.isfinite(array).all() or not array.any():
-            raise DataError(
-                f"{raw}: must have finite floats (regions, {self._shape[1]}), not {array.dtype} {array.shape}; give the "
-                "image's features"
-            )
-        return torch.from_numpy(array.astype(np.float32))
+        if fits and not (grid and len(array) > LARGEST_ROWS):
+            with np.errstate(over="ignore"):  # to infinity, which is refused
+                found = array[: None if grid else REGIONS].astype(np.float32)
+            if not mistake(found):
+                return torch.from_numpy(found)
+        raise DataError(
+            f"{raw}: must have finite floats (regions, {self._shape[1]}), not {array.dtype} {array.shape}; give the "
+            "image's features"
+        )
 
     def text_input(self, model: nn.Module, raw: str, target: str | None = None) -> TextInput:
         """Return an image or its features as input, with words as `inputs` and `target`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,10 +15,13 @@ from torch import Tensor
 from attngraft.counting import count
 from attngraft.errors import AttngraftError, DataError, FolderError
 from attngraft.files import writing
-from attngraft.opening import DAMAGE, check_regular
+from attngraft.opening import DAMAGE, check_regular, open_regular
 from attngraft.suggest import cut
 from attngraft.tasks.captioning.encoder import EncoderConfig, create_encoder, read_images
 from attngraft.tasks.captioning.features import ENDING, described, key_of, open_hdf5
+
+_STAMP = "image"  #: attribute of an image's rows that shows whether the image has changed; older files lack it
+_COMPARED = 2**16  #: bytes at the start of an image of which the digest is
 
 
 class FeatureWriter:
@@ -31,7 +35,7 @@ class FeatureWriter:
         facts: attributes of the file; those of an existing file must be the same.
 
     Raises:
-        FolderError: an existing file is damaged, or has features of another model or other weights.
+        FolderError: an existing file is damaged or a link, or has features of another model or other weights.
         ConfigError: h5py is not installed.
         StorageError: the file cannot be written.
     """
@@ -44,6 +48,10 @@ class FeatureWriter:
         with writing(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             for each in (self._path, self._part):
+                if each.is_symlink():
+                    raise FolderError(
+                        f"{each}: is a link, through which nothing is written; delete it, or use another --out"
+                    )
                 if each.exists():
                     check_regular(each)
             if self._path.exists() and not self._part.exists():
@@ -93,25 +101,41 @@ class FeatureWriter:
                     f"{self._path}: has features with {name}={cut(str(found))}, not {cut(str(value))}; use another --out"
                 )
 
-    def __contains__(self, name: str) -> bool:
-        return f"{key_of(name)}{ENDING}" in self._file
+    def has(self, name: str, image: Path) -> bool:
+        """Return whether an image's features are in the file, of the image as it is now."""
+        with self._reopening():
+            entry = self._file.get(f"{key_of(name)}{ENDING}")
+            return entry is not None and entry.attrs.get(_STAMP) in (None, _stamp(image))
 
-    def add(self, features: Mapping[str, Tensor]) -> None:
-        """Write the rows (R, C) of some images, by name, to the disk.
+    def add(self, features: Mapping[str, Tensor], images: Mapping[str, Path]) -> None:
+        """Write the rows (R, C) of some images, by name, to the disk, with what shows whether the images change.
 
         Raises:
             StorageError: the disk is full.
         """
         with writing(self._path):
             for name, rows in features.items():
-                self._file.create_dataset(f"{key_of(name)}{ENDING}", data=rows.float().cpu().numpy())
+                entry = f"{key_of(name)}{ENDING}"
+                if entry in self._file:
+                    del self._file[entry]
+                written = self._file.create_dataset(entry, data=rows.float().cpu().numpy())
+                written.attrs[_STAMP] = _stamp(images[name])
             self._file.flush()
+
+
+def _stamp(image: Path) -> str:
+    """Return the size of an image's file and a digest of its start; empty if it cannot be read."""
+    try:
+        with open_regular(image) as file:
+            return f"{os.fstat(file.fileno()).st_size} {hashlib.sha256(file.read(_COMPARED)).hexdigest()[:16]}"
+    except OSError:  # reported when the image is read
+        return ""
 
 
 def write_features(
     config: EncoderConfig, images: Mapping[str, Path], out: Path, *, batch: int = 32, device: torch.device | None = None
 ) -> tuple[int, int]:
-    """Compute the features of images that `out` lacks, and return the numbers of new and of kept ones.
+    """Compute the features of images that `out` lacks or that changed; return the numbers of new and of kept ones.
 
     Whole images are resized to the encoder's input size, so their aspect ratio changes but nothing is cut off.
 
@@ -128,7 +152,7 @@ def write_features(
     facts = {**described(config), "digest": encoder.digest()}
     encoder = encoder.to(device or torch.device("cpu")).eval()
     with FeatureWriter(out, facts) as file:
-        missing = [name for name in images if name not in file]
+        missing = [name for name in images if not file.has(name, images[name])]
         count("images", 0, len(missing))
         for start in range(0, len(missing), batch):
             names = missing[start : start + batch]
@@ -137,6 +161,6 @@ def write_features(
                 rows = encoder(pixels.to(device))
             if not rows.isfinite().all():
                 raise DataError(f"{images[names[0]]}: the features are not finite; use other weights")
-            file.add(dict(zip(names, rows, strict=True)))
+            file.add(dict(zip(names, rows, strict=True)), images)
             count("images", start + len(names), len(missing))
     return len(missing), len(images) - len(missing)

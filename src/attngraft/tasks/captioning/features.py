@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -30,6 +31,8 @@ from attngraft.tasks.captioning.source import CaptionedImages, CaptionSource
 
 ENDING = "_features"
 REGIONS = 50  #: most regions of a detector that are used
+LARGEST = 1e10  #: number in features; the squares of larger ones overflow
+LARGEST_ROWS = 2**14  #: of a host's grid; time and memory of attention grow with the square
 
 _ENCODER = ("host", "args", "pretrained", "weights")  #: attributes of our own files
 _USUAL = ("features.h5", "features.hdf5")
@@ -57,6 +60,13 @@ def _encoder(attributes: Mapping[str, Any]) -> EncoderConfig | None:
 def key_of(path: str) -> str:
     """Return the key of an image's path, in which no character has a meaning to HDF5."""
     return quote(path.replace(os.sep, "/"), safe="", errors="surrogateescape")
+
+
+def mistake(rows: np.ndarray) -> str:
+    """Return what is wrong with the numbers of an image's features, or an empty string."""
+    if not (np.abs(rows) <= LARGEST).all():
+        return f"contains numbers that are not finite, or above {LARGEST:g}"
+    return "" if rows.any() else "has only zeros"
 
 
 class FeatureFile:
@@ -152,12 +162,12 @@ class FeatureFile:
 
     def _read(self, key: str, name: str) -> np.ndarray:
         with self._dataset(key, name) as dataset:
-            check_unpacked(self.path, dataset.size * dataset.dtype.itemsize, self.path.stat().st_size)
-            rows: np.ndarray = dataset[: None if self.encoder is not None else REGIONS].astype(np.float32)
-        if not np.isfinite(rows).all():
-            raise DataError(
-                f"{self.path}: {key}{ENDING} of {cut(name)} contains numbers that are not finite; compute it again"
-            )
+            entries = max(dataset.size, math.prod(dataset.chunks or ()))  # a chunk is read as a whole
+            check_unpacked(self.path, entries * dataset.dtype.itemsize, self.path.stat().st_size)
+            with np.errstate(over="ignore"):  # to infinity, which is refused
+                rows: np.ndarray = dataset[: None if self.encoder is not None else REGIONS].astype(np.float32)
+        if found := mistake(rows):
+            raise DataError(f"{self.path}: {key}{ENDING} of {cut(name)} {found}; compute it again")
         return rows
 
     @contextmanager
@@ -177,6 +187,10 @@ class FeatureFile:
                 raise DataError(
                     f"{what} of {cut(name)} must be floats (regions, channels), got {dataset.dtype} {shape}; "
                     "write them again"
+                )
+            if self.encoder is not None and shape[0] > LARGEST_ROWS:
+                raise DataError(
+                    f"{what} of {cut(name)} has {shape[0]} rows, more than {LARGEST_ROWS}; compute it with smaller images"
                 )
             if shape[1] != getattr(self, "channels", shape[1]):
                 raise DataError(

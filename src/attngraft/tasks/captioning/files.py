@@ -20,7 +20,11 @@ from attngraft.tasks.images.sources.table import LabelTable, find_column, read_t
 NAME_COLUMNS = ("file_name", "image", "filename", "file")
 CAPTION_COLUMNS = ("captions", "caption")
 
+LONGEST = 5_000  #: characters of a caption; the time of ROUGE-L grows with the square
+MOST = 1_000  #: captions of an image, which are in memory at once
+
 _TOKEN = re.compile(r"(?P<name>[^\t]+?)#\d+\t(?P<caption>.*)")
+_LIST = re.compile(r"\[\s*['\"].*['\"]\s*\]", re.DOTALL)  #: of texts, as JSON or as Python writes it
 #: names of files of captions
 _CAPTIONS = re.compile(r"captions(_.+)?\.(json|jsonl|csv|tsv|parquet)|dataset_.+\.json|.+\.token(\.txt)?")
 _WRONG = (KeyError, TypeError, ValueError, AttributeError, OSError)
@@ -41,12 +45,18 @@ class Captioned:
         """Append a caption.
 
         Raises:
-            DataError: it is no text, or empty.
+            DataError: it is no text, empty or too long, or the image has too many.
         """
         if not isinstance(caption, str) or not caption.strip() or not _is_unicode(caption):
             empty = caption is None or (isinstance(caption, str) and not caption.strip())
             what = "is empty" if empty else f"is {quoted(caption)}, not text"
             raise DataError(f"{where}: a caption of {cut(self.name)} {what}; write one, or remove this entry")
+        if len(caption) > LONGEST:
+            raise DataError(
+                f"{where}: a caption of {cut(self.name)} has {len(caption):,} characters, more than {LONGEST:,}; shorten it"
+            )
+        if len(self.captions) == MOST:
+            raise DataError(f"{where}: {cut(self.name)} has more than {MOST:,} captions; remove some")
         self.captions.append(" ".join(caption.split()))
 
 
@@ -75,7 +85,7 @@ def read_coco_captions(file: Path, *, split: str) -> list[Captioned]:
         for number, entry in enumerate(content["images"]):
             key = entry["id"]
             if type(key) is not int or key in found:
-                raise ValueError(f"the id {quoted(key)} of image {number} is not a number, or the id of two images")
+                raise ValueError(f"the id {quoted(key)} of image {number} is no whole number, or the id of two images")
             found[key] = Captioned(name=_name(entry["file_name"]), where=f"{file}: image {key}", key=key, folder=split)
         for number, entry in enumerate(content.get("annotations", ())):
             where = f"{file}: annotation {quoted(entry.get('id', number))}"
@@ -104,11 +114,15 @@ def read_karpathy(file: Path) -> list[Captioned]:
                 raise DataError(
                     f"{where}: the split {quoted(entry['split'])} must be one of {', '.join(parts)}; correct it"
                 )
-            key, folder = entry.get("cocoid"), entry.get("filepath", "")
-            if (key is not None and type(key) is not int) or not isinstance(folder, str):
-                raise ValueError(f"cocoid and filepath of image {number} must be a number and text")
+            key, folder = entry.get("cocoid"), entry.get("filepath")
+            if key is not None and type(key) is not int:
+                raise ValueError(f"the cocoid {quoted(key)} of image {number} is no whole number")
             image = Captioned(
-                name=_name(entry["filename"]), where=where, key=key, folder=folder, part=parts[entry["split"]]
+                name=_name(entry["filename"]),
+                where=where,
+                key=key,
+                folder=_name(folder) if folder else "",
+                part=parts[entry["split"]],
             )
             for sentence in entry["sentences"]:
                 image.add(sentence["raw"], where)
@@ -132,6 +146,10 @@ def read_caption_table(file: Path) -> list[Captioned]:
         if not isinstance(name, str) or not name.strip() or "\0" in name:
             raise DataError(f"{where}: {name_column} is {quoted(name)}, not the name of a file; correct it")
         image = found.setdefault(name, Captioned(name=name, where=where))
+        if isinstance(captions, str) and _LIST.fullmatch(captions):
+            raise DataError(
+                f"{where}: the captions of {cut(name)} are a list as text; write a row for each caption, or a .jsonl"
+            )
         for caption in captions if isinstance(captions, list) else [captions]:
             image.add(caption, where)
         if not image.captions:
@@ -170,8 +188,9 @@ def _lines(file: Path) -> Iterable[tuple[str, str]]:
 
 
 def _name(value: Any) -> str:
-    if not isinstance(value, str) or not value.strip() or "\0" in value or not _is_unicode(value):
-        raise ValueError(f"the name of a file is {quoted(value)}")
+    valid = isinstance(value, str) and value.strip() and "\0" not in value and _is_unicode(value)
+    if not valid or Path(value).is_absolute() or ".." in Path(value).parts:
+        raise ValueError(f"{quoted(value)} is not the path of an image below the data")
     return value
 
 

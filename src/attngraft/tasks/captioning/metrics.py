@@ -7,17 +7,21 @@ for confidence intervals.
 from __future__ import annotations
 
 import importlib
+import math
 import shutil
+import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
 
 from attngraft.results.measured import ClosedForm, MeanScore, Measured, Statistic
+from attngraft.suggest import first_line
 from attngraft.tasks.captioning.cider import ORDERS, Frequencies, Tokens, cider_d, ngrams
 
 DOCUMENT_FREQUENCIES = "the document frequencies of CIDEr-D"
 _BETA = 1.2  #: weight of recall in ROUGE-L
+_PATIENCE = 1800.0  #: seconds until the program of METEOR is ended, which may never answer
 _TINY, _SMALL = 1e-15, 1e-9  #: added to counts by COCO's evaluation, so that BLEU without matches is nearly 0
 
 
@@ -119,5 +123,20 @@ def meteor(hypotheses: Sequence[Sequence[str]], references: Sequence[Sequence[Se
     except ImportError:
         return "METEOR: not computed (run pip install 'attngraft[caption-java]')"
     truth = {index: [" ".join(each) for each in captions] for index, captions in enumerate(references)}
-    score, _ = program.Meteor().compute_score(truth, {i: [" ".join(each)] for i, each in enumerate(hypotheses)})
-    return 100 * float(score)
+    scorer, timer = None, None
+    try:
+        scorer = program.Meteor()
+        timer = threading.Timer(_PATIENCE, scorer.meteor_p.kill)
+        timer.daemon = True
+        timer.start()
+        score = float(scorer.compute_score(truth, {i: [" ".join(each)] for i, each in enumerate(hypotheses)})[0])
+        if not math.isfinite(score):
+            raise ValueError(f"its answer is {score}")
+        return 100 * score
+    except Exception as error:  # of any class: the program answers nothing, or other text
+        if scorer is not None and scorer.lock.locked():  # on which its __del__ would wait
+            scorer.lock.release()
+        return f"METEOR: not computed (its Java program failed: {first_line(error)})"
+    finally:
+        if timer is not None:
+            timer.cancel()

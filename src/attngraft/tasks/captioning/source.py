@@ -5,6 +5,7 @@ The formats are those of `files`. A file of Karpathy (`dataset_*.json`) divides 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -90,6 +91,11 @@ def open_captions(config: CaptionDataConfig, *, saved_split: Path | None = None)
     file = _karpathy_file(path, config) if saved_split is None else None
     if file is not None:
         found, origin = _assigned(found, file), f"the splits of {file.name}"
+    if not found:
+        raise DataError(
+            f"{path}: its captions are in a file of Karpathy, which also splits them; remove val_fraction, split_file and "
+            "folds, or give the captions in another format too"
+        )
     if "train" not in found:
         raise DataError(f"{path}: no captions for training (found: {', '.join(found) or 'none'}); {_GIVE}")
     parts = {split: _gathered(images, root, config.images) for split, images in found.items() if images}
@@ -116,13 +122,15 @@ def _read(path: Path) -> tuple[Parts, str, list[str]]:
     files = {re.sub(r"\d+$", "", name): (name, file) for name, file in coco_files(path, ("captions_",)).items()}
     coco = _of_splits(files)
     if coco and all(file.name.startswith("captions_") for _, file in coco.values()):
-        return {split: read_coco_captions(file, split=name) for split, (name, file) in coco.items()}, origin, []
+        notes = _unread(path, [file for _, file in coco.values()])
+        return {split: read_coco_captions(file, split=name) for split, (name, file) in coco.items()}, origin, notes
     tables = {file.stem: file for file in sorted(path.glob("captions*")) if file.suffix.lower() in KINDS}
     of_splits = _of_splits({name.removeprefix("captions_"): file for name, file in tables.items()})
     if not of_splits and "captions" in tables:
         of_splits = {"train": tables["captions"]}
     if of_splits:
-        return {split: read_caption_table(file) for split, file in of_splits.items()}, origin, []
+        notes = _unread(path, list(of_splits.values()))
+        return {split: read_caption_table(file) for split, file in of_splits.items()}, origin, notes
     tokens = [file for file in sorted(path.rglob("*.token*")) if file.name.endswith((".token", ".token.txt"))]
     tokens = sorted(tokens, key=lambda file: "lemma" in file.name)[:1]
     if tokens:
@@ -130,6 +138,13 @@ def _read(path: Path) -> tuple[Parts, str, list[str]]:
     if any(path.glob("dataset_*.json")):
         return {}, origin, []
     raise DataError(f"{path}: no captions in this folder; {_GIVE}")
+
+
+def _unread(path: Path, used: Sequence[Path]) -> list[str]:
+    """Return a note on the files of captions in a folder that are not used."""
+    files = [file for folder in (path / "annotations", path) for file in sorted(folder.glob("captions*"))]
+    names = [file.name for file in files if file.suffix.lower() in (".json", *KINDS) and file not in used]
+    return [f"Not used: {shortened(names, _LISTED)}; used: {', '.join(file.name for file in used)}."] if names else []
 
 
 def _of_splits(found: Mapping[str, T]) -> dict[str, T]:
@@ -207,11 +222,12 @@ def _refuse_copies(parts: Parts) -> None:
     known = dict[str, str]()
     for images in parts.values():
         for image in images:
-            if image.name in known:
+            name = os.path.normpath(image.name)
+            if name in known:
                 raise DataError(
-                    f"{image.where}: {cut(image.name)} is also in {known[image.name]}; remove or rename one of them"
+                    f"{image.where}: {cut(image.name)} is also in {known[name]}; remove or rename one of them"
                 )
-            known[image.name] = image.where
+            known[name] = image.where
 
 
 def _gathered(images: Sequence[Captioned], root: Path, given: str | None) -> CaptionedImages:

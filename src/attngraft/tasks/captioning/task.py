@@ -25,7 +25,7 @@ from attngraft.tasks.captioning.cider import Frequencies
 from attngraft.tasks.captioning.codec import CaptioningCodec
 from attngraft.tasks.captioning.config import CaptioningConfig
 from attngraft.tasks.captioning.encoder import EncodedCaptioner, EncoderConfig, create_encoder
-from attngraft.tasks.captioning.features import FeatureFile, open_features
+from attngraft.tasks.captioning.features import LARGEST_ROWS, FeatureFile, open_features
 from attngraft.tasks.captioning.floors import CONSTANT, floors
 from attngraft.tasks.captioning.host_tokens import SAVE, host_tokens, read_tokens
 from attngraft.tasks.captioning.metrics import measure, statistics
@@ -60,8 +60,9 @@ class CaptionInputFacts(InputFacts):
 
     def __post_init__(self) -> None:
         for name in ("words", "rows", "channels"):
-            if (size := getattr(self, name)) is not None and not 0 < size <= LARGEST_SIZE:
-                raise FieldError(name, f"must be from 1 to {LARGEST_SIZE}")
+            largest = LARGEST_ROWS if name == "rows" else LARGEST_SIZE
+            if (size := getattr(self, name)) is not None and not 0 < size <= largest:
+                raise FieldError(name, f"must be from 1 to {largest}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,9 +134,7 @@ class Captioning(ConfiguredTask):
         self._random_split, self._parts = source.drawn, source.parts()
         tokens = self._tokens = self._tokens or (self._vocabulary(source) if self._given is None else host_tokens(host))
         if self._expected not in (None, tokens.digest):
-            raise DataError(
-                f"the run's vocabulary ({FITTED_FOLDER} in its folder) is missing or was changed; restore its files"
-            )
+            raise DataError(_VOCABULARY)
         make = partial(CaptionSplit, features=features, tokens=tokens, max_length=config.max_length)
         per = "images" if config.objective == "reward" else config.examples
         val = make(source.val, part="val", per="images")
@@ -146,7 +145,7 @@ class Captioning(ConfiguredTask):
             test=None if source.test is None else make(source.test, part="test", per="images"),
             model_args={**sizes, "feature_dim": facts["channels"]} if self._given is None else {},
             whole=(lambda: self._whole(source, make)) if source.drawn and source.test is None else None,
-            facts=self._facts(source, facts, [*source.notes, *notes]),
+            facts=self._facts(source, facts, [*source.notes, *source.copies(), *notes]),
         )
 
     def open_source(self) -> CaptionSource:
@@ -183,6 +182,10 @@ class Captioning(ConfiguredTask):
             created = create_encoder(encoder)
             with evaluating(created), torch.no_grad():
                 rows, channels = created(created.blank()).shape[1:]
+            if rows > LARGEST_ROWS:
+                raise ConfigError(
+                    f"task.encoder: {encoder.name} gives {rows} rows per image, more than {LARGEST_ROWS}; use smaller images"
+                )
             facts = {"rows": rows, "channels": channels, "encoder": None, "encoder_digest": ""}
             note = [] if encoder.trained or self.config.train_encoder else [_UNTRAINED.format(encoder.name)]
             return created.given, facts, note
@@ -396,6 +399,8 @@ class Captioning(ConfiguredTask):
 
     def codec(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> CaptioningCodec:
         self._given = _images_of(model_data_config)
+        if self._tokens is None or self._tokens.digest != facts["input"]["vocabulary"]:
+            raise DataError(_VOCABULARY)
         return self._codec(facts["input"])
 
     # -- metrics -------------------------------------------------------------------------------------------------------
@@ -435,6 +440,7 @@ class Captioning(ConfiguredTask):
         return sections(predictions, constant=facts["constant_caption"], floors=facts["floors"][part])
 
 
+_VOCABULARY = f"the run's vocabulary ({FITTED_FOLDER} in its folder) is missing or was changed; restore its files"
 _UNTRAINED = "The image features are of an untrained model ({}), so captions can hardly depend on the images."
 
 

@@ -161,6 +161,8 @@ def build_vocabulary(captions: Iterable[str], *, min_count: int) -> Vocabulary:
     if not words:
         raise DataError(
             f"no word occurs {min_count} times in the captions; add captions, or use --set task.vocabulary.min_count=1"
+            if counts
+            else "the captions have no words, which are letters and digits; add captions"
         )
     return Vocabulary(words)
 

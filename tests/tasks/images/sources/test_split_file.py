@@ -103,3 +103,13 @@ def test_names_that_are_formulas_read_back(other: str, tmp_path: Path) -> None:
     if other == "b":
         path.write_text("".join(f"{line.removeprefix(chr(39))}\n" for line in lines))  # as earlier releases wrote it
         assert names(load(folder, data={"split_file": str(path)})) == names(drawn)
+
+
+def test_other_files_are_not_overwritten(folder: Path, tmp_path: Path) -> None:
+    data, path = load(folder), tmp_path / "data.csv"
+    path.write_text("path,label\n")
+    with pytest.raises(DataError, match=r"data.csv: is no split file, so it is not overwritten; choose another name"):
+        saved(data, path)
+    assert path.read_text() == "path,label\n"
+    path.write_text("name,part\n")
+    assert saved(data, path).read_text() != "name,part\n"

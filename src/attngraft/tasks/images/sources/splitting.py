@@ -13,7 +13,7 @@ import numpy as np
 
 from attngraft.errors import DataError
 from attngraft.files import csv_cell, user_path, write_atomically
-from attngraft.opening import read_data
+from attngraft.opening import open_regular, read_data
 from attngraft.suggest import shortened
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import Images, ImageSource
@@ -258,13 +258,17 @@ def save_split(path: Path, parts: Mapping[str, Named]) -> Path:
     """Write the names of the examples of all parts (train and val, or folds) to `path`.
 
     Raises:
-        DataError: two examples have the same name.
+        DataError: two examples have the same name, or `path` is another file than a split.
         StorageError: the file cannot be written.
     """
     names = Counter(name for examples in parts.values() for name in examples.names)
     twice = next((name for name, count in names.items() if count > 1), None)
     if twice is not None:
         raise DataError(f"two images have the name {twice!r}, so a split file would be ambiguous; rename one of them")
+    if path.is_file():
+        with open_regular(path) as file:
+            if (start := file.read(9)) and start != ",".join(HEADER).encode():
+                raise DataError(f"{path}: is no split file, so it is not overwritten; choose another name")
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(HEADER)
