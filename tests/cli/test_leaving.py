@@ -36,6 +36,7 @@ cli.main()
     [
         ("KeyboardInterrupt", 130, ["at work", "cleared up"]),
         ("UsageError", 2, ["at work", "cleared up", "taken apart"]),
+        ("OSError(28, 'No space left on device')", 1, ["at work", "cleared up", "taken apart"]),
     ],
 )
 def test_how_a_program_ends(error: str, code: int, said: list[str]) -> None:
@@ -55,3 +56,12 @@ def test_called_with_arguments_it_returns_to_its_caller(monkeypatch: pytest.Monk
     with pytest.raises(SystemExit) as ended:
         main(["verb"])
     assert ended.value.code == 130
+
+
+def test_closed_streams() -> None:
+    """A command runs without standard streams; otherwise the first file that it opens would get its output."""
+    program = "import sys; from attngraft.cli import main; main(sys.argv[1:] or None)"
+    for closed in ("<&- >&-", "<&- >&- 2>&-"):
+        command = f'"$0" -c "$1" --help {closed}'
+        ended = subprocess.run(["sh", "-c", command, sys.executable, program], capture_output=True, text=True)
+        assert (ended.returncode, ended.stderr) == (0, "")
