@@ -61,6 +61,7 @@ def _with_exit_codes(verb: Callable[..., None], *, slow: bool = False) -> Callab
     def run(*args: Any, **kwargs: Any) -> None:
         try:
             if slow:
+                _refuse_deleted_folder()
                 announce_imports()
             verb(*args, **kwargs)
         except AttngraftError as error:
@@ -80,10 +81,24 @@ def _with_exit_codes(verb: Callable[..., None], *, slow: bool = False) -> Callab
                 where = quoted(error.filename) if error.filename else "the output"
                 echo(f"attngraft: {where}: {error.strerror}; free some space and repeat the command", err=True)
                 raise typer.Exit(1) from None
+            if isinstance(error, ImportError) and "failed to map segment" in str(error):
+                echo(
+                    "attngraft: not enough memory to load PyTorch; raise the limit of this process (ulimit -v)",
+                    err=True,
+                )
+                raise typer.Exit(1) from None
             report_unexpected(error)
             raise typer.Exit(UNEXPECTED) from None
 
     return run
+
+
+def _refuse_deleted_folder() -> None:
+    """Raise a UsageError if the current folder was deleted, in which libraries of torch end the process."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise UsageError("the current folder was deleted; change to another one with cd") from None
 
 
 def _limited(message: str) -> str:
