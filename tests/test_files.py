@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import attngraft.files
-from attngraft.errors import AttngraftError, StorageError
+from attngraft.errors import AttngraftError, FolderError, StorageError
 from attngraft.files import (
     atomic_file,
     check_output,
@@ -203,3 +203,14 @@ def test_texts_that_spreadsheets_evaluate_are_quoted_in_csv(text: str) -> None:
 @pytest.mark.parametrize("value", ["", "cat", "a=b", "'a'", "-1", "+1.5e-3", "-inf", -1, None, 2.5, True])
 def test_other_cells_of_csv_are_unchanged(value: object) -> None:
     assert csv_cell(value) is value
+
+
+def test_an_input_is_not_replaced(tmp_path: Path) -> None:
+    file, link = tmp_path / "table.csv", tmp_path / "link.csv"
+    check_output(file, inputs=[file])
+    file.write_text("x")
+    link.symlink_to(file)
+    for path in (file, link, tmp_path / "." / ".." / tmp_path.name / "table.csv"):
+        with pytest.raises(FolderError, match="is read, and would be replaced; choose another path"):
+            check_output(path, inputs=[str(file)])
+    check_output(file, inputs=[tmp_path / "other.csv"])

@@ -166,14 +166,16 @@ def created(folder: Path) -> Iterator[None]:
         raise
 
 
-def check_output(path: Path | None, *, folder: bool = False) -> None:
+def check_output(path: Path | None, *, folder: bool = False, inputs: Iterable[str | Path] = ()) -> None:
     """Check that a file or a folder can be created at `path`, before computing its content; creates nothing.
 
     Raises:
-        FolderError: it cannot.
+        FolderError: it cannot, or would replace one of the `inputs`.
     """
     if path is None:
         return
+    if path.exists() and os.path.realpath(path) in {os.path.realpath(each) for each in inputs}:
+        raise FolderError(f"{path}: is read, and would be replaced; choose another path for the output")
     if path.is_dir() and not folder:
         raise FolderError(f"{path}: is a folder; give the name of a file")
     if not folder and (reason := _unsuitable(path)):

@@ -27,9 +27,10 @@ _CACHED = 2**16  #: characters of a text that is parsed once
 _DIGITS_LIMIT = 100  #: length of an integer; Python refuses to parse, or to print, thousands of digits
 _PLAIN = ("null", "bool", "int", "float", "str", "seq", "map")  #: supported types; `!!set`, dates and others are not
 
-#: PyYAML's implicit scalars without those of YAML 1.1 that surprise: yes/no as booleans, floats only with a dot, dates
+#: PyYAML's implicit scalars without those of YAML 1.1 that surprise: yes/no as booleans, 010 as 8, 1:30 as 90, floats only
+#: with a dot, dates
 _RESOLVERS = {
-    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":float", ":timestamp"))]
+    first: [each for each in resolvers if not each[0].endswith((":bool", ":int", ":float", ":timestamp"))]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 
@@ -79,6 +80,9 @@ class _Dumper(yaml.SafeDumper):
 
 _FLOAT = r"^[-+]?(?:(?:\d+\.\d*|\.\d+)(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.(?:inf|nan))$"
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|false|False)$"), list("tTfF"))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int", re.compile(r"^[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$"), list("-+0123456789")
+)
 for _class in (_Loader, _Dumper):
     _class.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_FLOAT), list("-+.0123456789"))
 

@@ -110,6 +110,17 @@ def test_a_saved_split_is_used(folder: Path, tmp_path: Path, capsys: pytest.Capt
     assert "a.png: give a file that ends in .csv" in capsys.readouterr().err
 
 
+def test_files_of_the_data_are_not_replaced(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table, picture = tmp_path / "table.csv", folder / "wren/0.png"
+    table.write_text("path,label\n")
+    before = picture.read_bytes()
+    assert check(table, "--save-split", table) == 2
+    assert "table.csv: is read, and would be replaced" in capsys.readouterr().err
+    assert check(folder, "--contact-sheet", picture) == 2
+    assert "0.png: is a file of the data, which would be replaced; choose another path" in capsys.readouterr().err
+    assert (table.read_text(), picture.read_bytes()) == ("path,label\n", before)
+
+
 def test_a_contact_sheet(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_folder(tmp_path / "parts", {"train": {"a": 9, "b": 2}, "val": {"a": 1, "b": 1}}, size=(8, 8))
     shutil.copy(tmp_path / "parts" / "train" / "a" / "0.png", tmp_path / "parts" / "val" / "a" / "same.png")

@@ -93,6 +93,7 @@ WRONG: list[tuple[list[str], str]] = [
     ([*COMPARE, "--out", "x", "--set", "optimizer.learning_rate=1e-3"], "unknown field; use optimizer.lr"),
     ([*COMPARE, "--out", "x", "--set", "train.epochs=3"], "train.epochs: unknown field; use schedule.epochs"),
     ([*COMPARE, "--out", "x", "--set", "augment.mixup=0.2"], "unknown field; use task.augment.mixup"),
+    ([*COMPARE, "--out", "x", "--set", "optimizer={optimizer.lr: 1}"], "optimizer.optimizer.lr: unknown field; use"),
     ([*COMPARE, "--out", "x", "--set", "task.data.batch_size=8"], "unknown field; use train.batch_size"),
     ([*COMPARE, "--out", "x", "--set", "image_size=32"], "use host.args.img_size (--host-arg img_size=VALUE)"),
     ([*COMPARE, "--out", "x", "--set", "train.device=cuda"], "choose it with --device cpu, --device cuda:1"),

@@ -87,3 +87,10 @@ def test_wrong_calls(
     assert run("--model", model, "--out", tmp_path / "page.html", *arguments) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "page.html").exists()
+
+
+def test_the_cloud_is_not_replaced(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (folder / "mug.npy").read_bytes()
+    assert run("--model", folder / "naive", "--cloud", folder / "mug.npy", "--out", folder / "mug.npy") == 2
+    assert "mug.npy: is read, and would be replaced" in capsys.readouterr().err
+    assert (folder / "mug.npy").read_bytes() == before

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import attngraft
 from attngraft.cli import main
 
 PROGRAM = """
@@ -36,6 +39,8 @@ cli.main()
     [
         ("KeyboardInterrupt", 130, ["at work", "cleared up"]),
         ("UsageError", 2, ["at work", "cleared up", "taken apart"]),
+        ("ImportError('x.so: failed to map segment')", 1, ["at work", "cleared up", "taken apart"]),
+        ("OSError(28, 'No space left on device')", 1, ["at work", "cleared up", "taken apart"]),
     ],
 )
 def test_how_a_program_ends(error: str, code: int, said: list[str]) -> None:
@@ -55,3 +60,26 @@ def test_called_with_arguments_it_returns_to_its_caller(monkeypatch: pytest.Monk
     with pytest.raises(SystemExit) as ended:
         main(["verb"])
     assert ended.value.code == 130
+
+
+def test_closed_streams() -> None:
+    """A command runs without standard streams; otherwise the first file that it opens would get its output."""
+    program = "import sys; from attngraft.cli import main; main(sys.argv[1:] or None)"
+    for closed in ("<&- >&-", "<&- >&- 2>&-"):
+        command = f'"$0" -c "$1" --help {closed}'
+        ended = subprocess.run(["sh", "-c", command, sys.executable, program], capture_output=True, text=True)
+        assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_deleted_folder(tmp_path: Path) -> None:
+    program = (
+        "import os, shutil; from attngraft.cli import main; shutil.rmtree(os.getcwd()); main(['data', 'check', 'x'])"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(attngraft.__file__).parents[1])}  # not relative to the folder
+    folder = tmp_path / "deleted"
+    folder.mkdir()
+    ended = subprocess.run([sys.executable, "-c", program], cwd=folder, env=env, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (
+        2,
+        "attngraft: the current folder was deleted; change to another one with cd\n",
+    )

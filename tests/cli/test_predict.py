@@ -81,3 +81,7 @@ def test_mistakes(model: Path, photos: Path, tmp_path: Path, capsys: pytest.Capt
     assert "no image matches" in capsys.readouterr().err
     assert run("predict", model, photos, "--device", "abacus") == 2
     assert "abacus" in capsys.readouterr().err
+    (table := tmp_path / "photo.csv").write_bytes((photos / "0.png").read_bytes())
+    assert run("predict", model, table, "--out", table) == 2
+    assert "photo.csv: is read, and would be replaced" in capsys.readouterr().err
+    assert table.read_bytes() == (photos / "0.png").read_bytes()

@@ -137,3 +137,9 @@ def test_the_moving_average_is_asked_for() -> None:
     before = ema.module.weight.clone()
     ema.update(model)
     torch.testing.assert_close(ema.module.weight, before + 0.25)
+
+
+def test_settings_without_effect_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    recipe = toy_recipe(optimizer={"name": "adamw", "momentum": 0.5, "betas": [0.8, 0.9]})
+    create_optimizer(nn.Linear(2, 2), recipe)
+    assert caplog.messages == ["optimizer.momentum=0.5 has no effect: adamw does not have it"]

@@ -61,6 +61,7 @@ def _with_exit_codes(verb: Callable[..., None], *, slow: bool = False) -> Callab
     def run(*args: Any, **kwargs: Any) -> None:
         try:
             if slow:
+                _refuse_deleted_folder()
                 announce_imports()
             verb(*args, **kwargs)
         except AttngraftError as error:
@@ -76,10 +77,28 @@ def _with_exit_codes(verb: Callable[..., None], *, slow: bool = False) -> Callab
             if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
                 echo(f"attngraft: {quoted(error.filename)}: too long for a path; correct it", err=True)
                 raise typer.Exit(UsageError.exit_code) from None
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                where = quoted(error.filename) if error.filename else "the output"
+                echo(f"attngraft: {where}: {error.strerror}; free some space and repeat the command", err=True)
+                raise typer.Exit(1) from None
+            if isinstance(error, ImportError) and "failed to map segment" in str(error):
+                echo(
+                    "attngraft: not enough memory to load PyTorch; raise the limit of this process (ulimit -v)",
+                    err=True,
+                )
+                raise typer.Exit(1) from None
             report_unexpected(error)
             raise typer.Exit(UNEXPECTED) from None
 
     return run
+
+
+def _refuse_deleted_folder() -> None:
+    """Raise a UsageError if the current folder was deleted, in which libraries of torch end the process."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise UsageError("the current folder was deleted; change to another one with cd") from None
 
 
 def _limited(message: str) -> str:
@@ -180,6 +199,13 @@ def _limit_spinning() -> None:
         os.environ["GOMP_SPINCOUNT"] = "1000"
 
 
+def _open_closed_streams() -> None:
+    """Replace standard streams that are closed, which are None, by the null device."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  # open until the end
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with 0 (success), 1 (failed), 2 (refused), 70 (unexpected error) or 130 (interrupted).
 
@@ -187,6 +213,7 @@ def main(arguments: list[str] | None = None) -> None:
     which makes it take seconds.
     """
     _limit_spinning()
+    _open_closed_streams()
     if arguments is None and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # of names in encodings other than UTF-8
     try:

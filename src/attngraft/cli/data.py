@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -112,8 +113,10 @@ def check(
         require(load_task(task), "data_check")
     if contact_sheet is not None and contact_sheet.suffix.lower() != ".png":
         raise UsageError(f"--contact-sheet {contact_sheet}: give a file that ends in .png")
-    check_output(save_split)
-    check_output(contact_sheet)
+    for output in (save_split, contact_sheet):
+        check_output(output, inputs=[source])
+        if output is not None and output.exists() and output.resolve().is_relative_to(os.path.realpath(source)):
+            raise UsageError(f"{output}: is a file of the data, which would be replaced; choose another path")
     if save_split is not None and save_split.suffix.lower() != ".csv":  # an image of the data could be replaced
         raise UsageError(f"--save-split {save_split}: give a file that ends in .csv")
     given = {"source": source, "val_fraction": val_fraction, "split_seed": split_seed}

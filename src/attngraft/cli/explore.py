@@ -130,7 +130,7 @@ def explore(
         )
     file = image if cloud is None else cloud_file(cloud)
     page = out or Path("text.html" if file is None else f"{file.stem}.html")
-    check_output(page)
+    check_output(page, inputs=[each for each in (file, *model) if each is not None])
     use_device(device)
     if text is not None or captions:
         given = str(image) if text is None else text

@@ -149,6 +149,8 @@ def predict(
         raise UsageError(f"--text: {model} takes images; give image files, folders or patterns")
     else:
         files = find_images(given, stdin=stdin)
+    paths = images or (predictor.codec is not None and bool(predictor.codec.extensions))
+    check_output(out, inputs=files if paths else given)
     if predictor.folder is not None and isinstance(files, list):
         _refuse_same_names(predictor, files)
     total = len(files) if isinstance(files, list) else None

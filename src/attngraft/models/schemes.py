@@ -108,7 +108,7 @@ def creation_errors(name: str, arguments: Mapping[str, Any], *, maker: str) -> I
     except Exception as error:  # factories of other packages raise errors of any class
         given = ", ".join(f"{key}={value!r}" for key, value in arguments.items()) or "no arguments"
         reason = repr(error) if isinstance(error, KeyError) else f"{error}{_similar_argument(error)}"
-        raise HostError(f"{maker} cannot create {name} with {given}: {reason}") from error
+        raise HostError(f"{maker} cannot create {name} with {given}: {reason}; correct the arguments") from error
 
 
 def _similar_argument(error: Exception) -> str:

@@ -119,6 +119,8 @@ def _remedy(name: str, siblings: list[str], known: Mapping[str, type]) -> str:
     if wanted in _HOST_ARGUMENTS:
         return f"use host.args.{wanted} (--host-arg {wanted}=VALUE)"
     every = [field for section, cls in known.items() for field in _fields(cls, section)]
+    if name in every:  # a key with dots
+        return f"write `{name.rpartition('.')[0]}:` and, indented below it, `{last}:`"
     found = [field for field in every if wanted in (field, field.rpartition(".")[2])]
     if not found and not did_you_mean(last, siblings):
         near = difflib.get_close_matches(wanted, {field.rpartition(".")[2] for field in every}, n=1, cutoff=0.8)

@@ -1,5 +1,6 @@
 """timm's optimizer, schedule and moving average, with learning rate and weight decay per parameter."""
 
+import logging
 import math
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
@@ -21,6 +22,8 @@ from attngraft.hosts import ModelParts, host_of, model_parts
 from attngraft.suggest import did_you_mean
 from attngraft.training.recipe import OptimizerConfig, Recipe
 
+log = logging.getLogger(__name__)
+
 
 def create_optimizer(model: nn.Module, recipe: Recipe, parts: ModelParts | None = None) -> torch.optim.Optimizer:
     """Return the recipe's optimizer for the `parameter_groups` of `model`.
@@ -35,11 +38,15 @@ def create_optimizer(model: nn.Module, recipe: Recipe, parts: ModelParts | None 
     if config.name.lower().removeprefix("lookahead_") not in known:
         near = did_you_mean(config.name, known)
         raise ConfigError(f"optimizer.name: timm has no optimizer {config.name!r}{near}; known: {', '.join(known)}")
-    if timm.optim.get_optimizer_info(config.name.lower().removeprefix("lookahead_")).second_order:
+    info = timm.optim.get_optimizer_info(config.name.lower().removeprefix("lookahead_"))
+    if info.second_order:
         raise ConfigError(
             f"optimizer.name: {config.name} needs second derivatives, which are not computed; choose another"
         )
     given = {"betas": config.betas, "eps": config.eps, "momentum": config.momentum}
+    for name, value in given.items():
+        if value is not None and not getattr(info, f"has_{name}"):
+            log.warning("optimizer.%s=%s has no effect: %s does not have it", name, value, config.name)
     arguments = {name: value for name, value in given.items() if value is not None} | dict(config.args)
     try:
         optimizer = timm.optim.create_optimizer_v2(

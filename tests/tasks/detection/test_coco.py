@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,32 @@ def test_masks_without_a_pixel(tmp_path: Path) -> None:
     rewrite(tmp_path, first(segmentation=[[5, 5, 5, 5, 5, 5]]))
     with pytest.raises(DataError, match=ONE + "the mask has no pixel; correct or remove it"):
         opened(tmp_path)
+    parts = every(lambda each: each.update(segmentation=[[0.1, 0.1, 0.2, 0.1, 0.2, 0.2]]))
+    rewrite(tmp_path, parts)
+    with pytest.raises(
+        DataError, match=ONE + "the mask has no pixel.*; the same for 8 more of 13 objects: give"
+    ) as error:
+        opened(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_few_tiny_boxes_are_noted(tmp_path: Path) -> None:
+    rewrite(tmp_path, first(bbox=[5, 5, 1, 1], segmentation=None))
+    assert opened(tmp_path).notes[0].startswith("Boxes smaller than 2 pixels: 1 (")
+
+
+def test_two_files_of_a_split(tmp_path: Path) -> None:
+    write_coco(tmp_path)
+    shutil.copy(tmp_path / "annotations/instances_val.json", tmp_path / "annotations/instances_val2014.json")
+    with pytest.raises(DataError, match=r"val2014\.json: annotations of val, as instances_val\.json; remove or rename"):
+        opened(tmp_path)
+
+
+def test_ids_of_other_types(tmp_path: Path) -> None:
+    for field, value in {"image_id": "0", "category_id": 3.0}.items():
+        rewrite(tmp_path, first(**{field: value}))
+        with pytest.raises(DataError, match=rf"{value}.*, which is not listed \(1, '1' and 1.0 differ\); add"):
+            opened(tmp_path)
 
 
 def test_up_to_ten_mistakes_are_listed(tmp_path: Path) -> None:

@@ -53,6 +53,19 @@ def test_wrong_masks(tmp_path: Path) -> None:
     assert re.search(r"00\.jpg: a JPEG cannot hold labels", refusal(tmp_path))
 
 
+def test_borders_are_no_objects(tmp_path: Path) -> None:
+    write_masks(tmp_path)
+    labels = np.zeros((37, 47), dtype=np.uint8)
+    labels[3:9, 3:9], labels[4:8, 4:8], labels[20:25, 20:25] = 255, 1, 2
+    save(tmp_path / "masks/train/01.png", labels)
+    assert re.search(r"01\.png: the value 255 besides 1 to 2 is that of borders.*; replace it by 0", refusal(tmp_path))
+    for others in ([], [7], range(1, 255)):  # these are objects
+        labels.flat[: len(others) + 1] = [*others, 255]
+        labels.flat[len(others) + 1 :] = 0
+        save(tmp_path / "masks/train/01.png", labels)
+        read(tmp_path)
+
+
 def test_empty_masks(tmp_path: Path) -> None:
     write_masks(tmp_path)
     for path in (tmp_path / "masks/train").iterdir():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -30,6 +31,7 @@ from tests.tasks.detection.scenes import (
     write_coco,
     write_masks,
     write_text,
+    write_voc,
 )
 
 SHARED = os.environ.get("ATTNGRAFT_SHARED")
@@ -99,6 +101,23 @@ def test_objects_that_occur_twice_are_noted(tmp_path: Path) -> None:
     source = opened(tmp_path, val_fraction=0.5)
     facts = {name: read_facts(images, source.classes) for name, images in source.parts().items()}
     assert notes_on(facts, 100) == ["Objects that occur twice, with the same class, box and area: 1."]
+
+
+def test_objects_that_occur_twice_but_for_parts_of_a_pixel(tmp_path: Path) -> None:
+    write_voc(tmp_path)
+    file = tmp_path / "Annotations/00.xml"
+    text = file.read_text()
+    one = text[text.index("<object>") : text.index("</object>") + len("</object>")]
+    moved = re.sub(r"<xmin>(\d+)", r"<xmin>\1.01", one)
+    file.write_text(text.replace(one, one + moved))
+    source = opened(tmp_path)
+    assert read_facts(source.train, source.classes).twice == 1
+
+
+def test_a_single_image_without_objects(tmp_path: Path) -> None:
+    source = opened(write_masks(tmp_path))
+    with pytest.raises(DataError, match=r"val/07\.png of val: no objects; annotate some"):
+        read_facts(source.val.take(np.array([1])), source.classes, name="val")
 
 
 def test_masks_of_one_value_are_noted(tmp_path: Path) -> None:

@@ -106,7 +106,12 @@ def test_long_lists(tmp_path: Path) -> None:
 
 def test_size_may_be_missing(tmp_path: Path) -> None:
     pixels, objects = scene(0)
-    for size in ("", "<size><width>0</width><height>0</height></size>"):
+    sizes = (
+        "",
+        "<size><width>0</width><height>0</height></size>",
+        "<size><width>48.0</width><height>36.0</height></size>",
+    )
+    for size in sizes:
         text = voc(pixels, objects)
         start, end = text.index("<size>"), text.index("</size>") + len("</size>")
         replaced(tmp_path, text[:start] + size + text[end:])

@@ -99,6 +99,7 @@ def test_wrong_lines(tmp_path: Path, text: str, message: str) -> None:
         ("names: {a: b}\n", "names: 'a': 'b' is not the number and the name of a class"),
         ("names: [[a]]\n", r"names: 0: \['a'\] is not the number and the name"),
         ("names: [a, a]\n", "two classes have the same name"),
+        ("names: [a, b]\nkpt_shape: [4, 2]\n", "kpt_shape: keypoints are not read; remove them from the labels"),
         ("names: [\n", r"data\.yaml, line \d+, column \d+: not valid YAML"),
         ("- a\n", r"data\.yaml: expected sections"),
     ],
@@ -154,9 +155,12 @@ def test_missing_files(tmp_path: Path) -> None:
     (tmp_path / "images/train/00.png").write_bytes(b"x")
     with pytest.raises(DataError, match=r"00\.png: cannot be read as an image"):
         opened(tmp_path)
+    (tmp_path / "data.yaml").write_bytes("names: [a]".encode("utf-16"))
+    with pytest.raises(DataError, match=r"data\.yaml: cannot be read: 'utf-8' codec"):
+        opened(tmp_path)
     (tmp_path / "data.yaml").unlink()
     with pytest.raises(DataError, match=r"no data\.yaml; add one with a line `names: \[cat, dog\]`"):
-        opened(tmp_path, format="yolo")
+        opened(tmp_path)
     write_text(tmp_path / "data.yaml", "names: [a]\n")
     shutil.rmtree(tmp_path / "labels")
     with pytest.raises(DataError, match="no folders images/train and labels/train"):

@@ -308,3 +308,12 @@ def test_a_size_is_refused_on_a_cluster(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--cache 1GB: runs on a Ray cluster do not share decoded images; remove it"):
         compare(small_study(folder, tmp_path / "out"), executor=Ray(address="local"), cache="1GB")
     assert not (tmp_path / "out").exists()
+
+
+def test_the_file_is_closed(tmp_path: Path) -> None:
+    file = decoded.DecodedFile(tmp_path / "images", ends=np.array([12]), mode="RGB")
+    file.write(0, Image.new("RGB", (2, 2), (1, 2, 3)))
+    assert file._opened is not None
+    handle, kept = file._opened.file, file.read(0)
+    del file
+    assert handle.closed and kept is not None and kept.getpixel((1, 1)) == (1, 2, 3)

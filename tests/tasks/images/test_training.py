@@ -70,7 +70,7 @@ def test_an_image_that_goes_bad_during_training_is_named(tmp_path: Path, workers
     assert message.startswith(f"{bad}: cannot be read as an image (image file is truncated")
     assert "Traceback" not in message
     message = refusal(unchecked, tmp_path / "gone", progress=_Removing(bad, good))
-    assert message == f"{bad}: cannot be opened (No such file or directory)"
+    assert message == f"{bad}: cannot be opened (No such file or directory); restore or replace it"
 
 
 def refusal(made: Recipe, folder: Path, progress: Silent | None = None) -> str:

@@ -302,7 +302,7 @@ def spoil(folder: Path, what: str) -> None:
         ("size", r"1\.png: 5 x 5, but its image images/1\.jpg is 8 x 6; make them the same size"),
         ("label", r"1\.png: contains the label 200, but there are 3 classes.*task\.data\.ignore=\[200\]"),
         ("labels", r"(?s)\.png: contains the label 20\d, .*\n.*\.png: contains the label 20\d,"),
-        ("binary", r"no label except 0 and 255, which is ignored; save the labels of the other class as 1"),
+        ("binary", r"no label from 1 to 254 \(255 is ignored\); save those of the other classes as 1"),
         ("missing", r"1\.jpg: has no mask 1\.\* in .*masks; add it, or remove the file"),
         ("extra", r"1\.png: has no image 1\.\*"),
         ("none", r"no folders images and masks there \(found: images, other\).*--task classification"),

@@ -151,6 +151,11 @@ class Checks:
             notes.append(
                 f"Boxes or masks of no area that are left out: {len(self.flat)} ({shortened(self.flat, LISTED)})."
             )
+        elif len(self.flat) * 2 > self.objects:
+            self.mistakes.append(
+                f"{self.flat[0]}; the same for {len(self.flat) - 1} more of {self.objects} objects: give coordinates in "
+                "pixels, not in parts of the image's sides"
+            )
         else:
             self.mistakes += self.flat
         if len(self.tiny) * 2 > self.objects:
@@ -166,6 +171,8 @@ class Checks:
         elif self.apart:
             notes.append(f"Boxes that do not fit their masks: {len(self.apart)} ({shortened(self.apart, LISTED)}).")
         raise_mistakes(self.mistakes)
+        if self.tiny:
+            notes.append(f"Boxes smaller than 2 pixels: {len(self.tiny)} ({shortened(self.tiny, LISTED)}).")
         masked = self.unmasked < self.objects
         if masked and self.unmasked:
             notes.append(f"{self.unmasked} of {self.objects} objects have no mask, so that only boxes are used.")

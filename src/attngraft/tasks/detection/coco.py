@@ -64,9 +64,13 @@ def _read(root: Path, split: str, file: Path, checks: Checks, given: str | None)
         if key is not None and (not _is_id(key) or key in seen):
             checks.mistakes.append(f"{where}: its id {'occurs twice' if _is_id(key) else 'is no number'}; change one")
         elif not _is_id(image) or image not in by_image:
-            checks.mistakes.append(f"{where}: is of the image {quoted(image)}, which is not listed; add or remove it")
+            checks.mistakes.append(
+                f"{where}: is of the image {quoted(image)}, which is not listed{_other_type(image)}; add or remove it"
+            )
         elif not _is_id(category) or category not in numbers:
-            checks.mistakes.append(f"{where}: has the category {quoted(category)}, which is not listed; add it")
+            checks.mistakes.append(
+                f"{where}: has the category {quoted(category)}, which is not listed{_other_type(category)}; add it"
+            )
         else:
             by_image[image].append((where, each))
         if _is_id(key):
@@ -159,6 +163,11 @@ def _ids(file: Path, entries: Sequence[Mapping[str, Any]], key: str) -> list[int
             raise DataError(f"{file}: two {key} have the same id {quoted(own)}; change one")
         found[own] = None
     return list(found)
+
+
+def _other_type(value: Any) -> str:
+    """Return a hint for an id that may only look like a listed one."""
+    return "" if type(value) is int else " (1, '1' and 1.0 differ)"
 
 
 def _is_id(value: Any) -> TypeGuard[int | str]:

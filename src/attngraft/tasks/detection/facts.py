@@ -32,7 +32,7 @@ class ObjectFacts:
     most: int  #: largest number of objects in an image, without crowds
     crowded: tuple[int, ...]  #: number of objects of each image, without crowds
     empty: int  #: number of images without objects
-    twice: int  #: number of objects that have the class, box and area of another one of their image
+    twice: int  #: number of objects that have the class, box and area of another one of their image, to the pixel
     single: bool  #: whether the images have masks whose values are objects, and no mask has more than one
 
 
@@ -75,8 +75,8 @@ def read_facts(images: AnnotatedImages, classes: Sequence[str], *, name: str = "
     areas = np.concatenate([each.areas[~each.crowd] for each in found])
     counts = tuple(int((~each.crowd).sum()) for each in found)
     if not len(labels):
-        what = f"{images.images[0]} and {len(found) - 1} more images of {name}"
-        raise DataError(f"{what}: no objects; annotate some, or change the split")
+        more = f" and {len(found) - 1} more images" if len(found) > 1 else ""
+        raise DataError(f"{images.images[0]}{more} of {name}: no objects; annotate some, or change the split")
     rows = [np.column_stack([each.labels, each.boxes, each.areas, each.crowd]) for each in found if len(each)]
     bins = np.bincount(np.digitize(areas, SIZES), minlength=3)
     return ObjectFacts(
@@ -87,7 +87,7 @@ def read_facts(images: AnnotatedImages, classes: Sequence[str], *, name: str = "
         most=max(counts),
         crowded=counts,
         empty=sum(len(each) == 0 for each in found),
-        twice=sum(len(each) - len(np.unique(each, axis=0)) for each in rows),
+        twice=sum(len(each) - len(np.unique(each.round(), axis=0)) for each in rows),
         single=len(images) > 1 and max(counts) == 1 and all(isinstance(each, LabelMap) for each in images.annotations),
     )
 

@@ -25,6 +25,7 @@ from attngraft.tasks.images.stored import image_size, read_mask
 CLASS = "object"  #: name of the only class
 
 _VALUES = ("P", "L", "1", "I", "I;16", "I;16B")  #: Pillow's modes of masks with one value per pixel
+_BORDER = 255  #: value of the borders between objects of Pascal VOC
 _PROBED = 20  #: number of folders that are looked at
 
 
@@ -39,8 +40,15 @@ class LabelMap:
 
     def objects(self, image: Path) -> Objects:
         labels = _values(self.file, image)
-        if (count := len(np.unique(labels))) > LARGEST:
-            raise DataError(f"{self.file}: {count:,} values, so it is not an instance mask; replace it")
+        values = np.unique(labels)
+        if len(values) > LARGEST:
+            raise DataError(f"{self.file}: {len(values):,} values, so it is not an instance mask; replace it")
+        others = values[(values != 0) & (values != _BORDER)]
+        if 0 < len(others) == others[-1] < _BORDER - 1 and values[-1] == _BORDER:
+            raise DataError(
+                f"{self.file}: the value {_BORDER} besides 1 to {len(others)} is that of borders, as in Pascal VOC, and no "
+                f"object; replace it by 0, or by {len(others) + 1}"
+            )
         return _objects(of_label_map(labels))
 
     def stamp(self) -> bytes:

@@ -18,7 +18,7 @@ from attngraft.tasks.detection.coco import OBJECTS, read_coco
 from attngraft.tasks.detection.config import ObjectDataConfig
 from attngraft.tasks.detection.instances import has_nested, read_instances
 from attngraft.tasks.detection.voc import is_voc, read_voc
-from attngraft.tasks.detection.yolo import is_yolo, read_yolo
+from attngraft.tasks.detection.yolo import has_labels, is_yolo, read_yolo
 from attngraft.tasks.images.coco import coco_files
 from attngraft.tasks.images.folders import has_masks
 from attngraft.tasks.images.sources.base import check_classes
@@ -78,6 +78,8 @@ def _found_format(root: Path, config: ObjectDataConfig) -> str:
         return "voc"
     if has_masks(root) or has_nested(root):
         return "masks"
+    if has_labels(root):
+        return "yolo"  # for the message
     raise DataError(
         f"{root}: no annotations of objects; use COCO (annotations/instances_train.json), instance masks (images/train and "
         "masks/train), YOLO (data.yaml, images/train and labels/train) or Pascal VOC (JPEGImages and Annotations)"

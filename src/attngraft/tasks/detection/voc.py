@@ -150,7 +150,7 @@ def _objects(text: str, size: tuple[int, int], file: Path) -> list[tuple[str, st
         each.tag = str(each.tag).rpartition("}")[2].lower()
     if tree.tag != "annotation":
         raise ValueError(f"starts with <{cut(tree.tag)}>, not <annotation>")
-    given = [tree.findtext(f"size/{side}", "0").strip() for side in ("width", "height")]
+    given = [tree.findtext(f"size/{side}", "0").strip().removesuffix(".0") for side in ("width", "height")]
     if given not in (["0", "0"], ["", ""], [str(side) for side in size]):
         raise ValueError(f"is of {cut(' x '.join(given))} pixels, but its image has {size[0]} x {size[1]}")
     found = []

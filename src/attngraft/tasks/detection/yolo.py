@@ -45,6 +45,13 @@ def is_yolo(path: Path) -> bool:
         return False
 
 
+def has_labels(root: Path) -> bool:
+    """Return whether a folder has YOLO labels or their data.yaml, one of which may be missing or unreadable."""
+    root, file = _places(root)
+    labels = find_side(root, None, _LABELS)
+    return file is not None or (labels is not None and next(labels.rglob("*.txt"), None) is not None)
+
+
 def read_yolo(path: Path, config: ObjectDataConfig) -> ReadObjects:
     """Read the labels of all splits.
 
@@ -60,6 +67,8 @@ def read_yolo(path: Path, config: ObjectDataConfig) -> ReadObjects:
         content = read_yaml(file)
     except ConfigError as error:
         raise DataError(str(error)) from None
+    if content.get("kpt_shape") is not None:
+        raise DataError(f"{file}: kpt_shape: keypoints are not read; remove them from the labels, and this line")
     names = _names(content, file)
     numbers = {key: label for label, key in enumerate(names)}
     unused = list[str]()

@@ -38,9 +38,14 @@ def split_files(
     """Return name (`train2017`) and annotation file of each split; `splits` are its usual names (`train`).
 
     Raises:
-        DataError: there is no file of a known split.
+        DataError: there is no file of a known split, or two of one.
     """
-    files = {re.sub(r"\d+$", "", name).strip("_-"): (name, file) for name, file in coco_files(root, kinds).items()}
+    files = dict[str, tuple[str, Path]]()
+    for name, file in coco_files(root, kinds).items():
+        split = re.sub(r"\d+$", "", name).strip("_-")
+        if split in files:
+            raise DataError(f"{file}: annotations of {split}, as {files[split][1].name}; remove or rename one of them")
+        files[split] = name, file
     found = {split: files[each] for split, usual in splits.items() for each in usual if each in files}
     if not found:
         raise DataError(f"{root}: no annotations for training (found: {', '.join(files)}); name a file ..._train.json")

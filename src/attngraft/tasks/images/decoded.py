@@ -91,6 +91,9 @@ class _Opened:
     table: np.ndarray  #: (K, 2) uint32 width and height; 0: missing
     pixels: np.ndarray  #: all bytes behind the table
 
+    def __del__(self) -> None:
+        self.file.close()  # without the warning of an unclosed file
+
 
 class DecodedFile:
     """File of up to K images, opened on first use; picklable.

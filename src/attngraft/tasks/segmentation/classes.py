@@ -75,7 +75,7 @@ def mask_classes(root: Path, config: MaskDataConfig, masks: Sequence[Stored]) ->
     kept = [each for each in listed if each[0] not in ignored and each[0] >= shift and each[0] != IGNORED]
     if len(kept) == 1 and [each[0] for each in listed] == [0]:
         raise DataError(
-            f"{root}: masks contain no label except 0 and 255, which is ignored; save the labels of the other class as 1"
+            f"{root}: masks contain no label from 1 to 254 (255 is ignored); save those of the other classes as 1, 2, ..."
         )
     if not 2 <= len(kept) < IGNORED:
         raise DataError(f"{root}: {len(kept)} classes; segmentation requires 2 to 254, apart from ignored labels")

@@ -42,7 +42,7 @@ class FolderImages(FileImages):
             return open_regular(path)
         except OSError as error:
             why = "broken link" if os.path.islink(path) and not os.path.exists(path) else error.strerror
-            raise DataAccessError(f"{path}: cannot be opened ({why})") from None
+            raise DataAccessError(f"{path}: cannot be opened ({why}); restore or replace it") from None
 
     def stamp(self, index: int) -> Stamp | None:
         return file_stamp(self.where(index))

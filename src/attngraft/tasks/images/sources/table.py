@@ -217,7 +217,10 @@ def _text(path: Path) -> LabelTable:
             for column, entries in zip(columns, zip(*filter(None, rows), strict=True), strict=False):
                 column.add(entries)
     except csv.Error as error:
-        raise DataError(f"{path}: line {reader.line_num}: cannot be read as a table ({error})") from None
+        raise DataError(
+            f"{path}: line {reader.line_num}: cannot be read as a table ({error}); "
+            "save it again as CSV, and close all quotation marks"
+        ) from None
     contents = {name: column.entries for name, column in zip(header, columns, strict=True)}
     return LabelTable(where=str(path), columns=contents, numbers=numbers)
 
