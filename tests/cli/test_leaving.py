@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 import attngraft
 from attngraft.cli import main
@@ -56,6 +58,7 @@ def test_called_with_arguments_it_returns_to_its_caller(monkeypatch: pytest.Monk
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli.app, "registered_commands", [*cli.app.registered_commands])
+    monkeypatch.setattr(typer.main, "get_command", inspect.unwrap(typer.main.get_command))  # with the new command
     cli.app.command("verb")(cli._with_exit_codes(interrupted))
     with pytest.raises(SystemExit) as ended:
         main(["verb"])

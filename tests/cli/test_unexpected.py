@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 import attngraft.cli as cli
 from attngraft.cli.output import TerminalFormatter, output_console, print_rows
@@ -25,6 +27,7 @@ def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any) -> Callabl
     """Return a function that runs a command that raises an error, and returns the exit code and what it printed."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(cli.app, "registered_commands", [*cli.app.registered_commands])
+    monkeypatch.setattr(typer.main, "get_command", inspect.unwrap(typer.main.get_command))  # with the new command
 
     def run(error: BaseException, *options: str) -> tuple[int, str]:
         def verb() -> None:
