@@ -60,6 +60,14 @@ def _costs() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _plot_files() -> None:
+    """Studies write no plot files, which takes seconds; the same panels are drawn in their pages."""
+    from attngraft.report import figures
+
+    figures.plot_files = lambda result: {}
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What is remembered of images goes to a folder of the tests' own, not to the user's."""
     os.environ["ATTNGRAFT_CACHE"] = str(tmp_path_factory.mktemp("cache"))

@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 
 from attngraft.errors import FolderError
-from attngraft.report import write_report
+from attngraft.report import figures, write_report
+from attngraft.report.figures import plot_files
 from attngraft.report.page import report_html
 from attngraft.results.storage import load_result, save_result
 from tests.report import studies
 
 
 @pytest.mark.slow
-def test_the_report_is_written_and_stale_plots_go(tmp_path: Path):
+def test_the_report_is_written_and_stale_plots_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(figures, "plot_files", plot_files)
     path = write_report(studies.usual(), tmp_path)
     assert path == tmp_path / "report.html"
     assert path.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
