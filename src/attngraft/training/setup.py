@@ -91,10 +91,10 @@ def create_accelerator(recipe: Recipe) -> Accelerator:
     handlers: list[KwargsHandler] = []
     if len(recipe.all_stages) > 1:  # DDP must detect which parameters have a gradient in this stage
         handlers.append(DistributedDataParallelKwargs(find_unused_parameters=True))
+    found = sorted({"RANK", "WORLD_SIZE", "LOCAL_RANK"} & os.environ.keys())  # accelerate sets more
     try:
         return Accelerator(mixed_precision=recipe.train.amp, cpu=cpu, kwargs_handlers=handlers)
     except ValueError as error:
-        found = sorted({"RANK", "WORLD_SIZE", "LOCAL_RANK"} & os.environ.keys())
         if not found:
             raise
         raise ConfigError(

@@ -36,7 +36,7 @@ _GIVE = (
     "or .parquet with a column per language"
 )
 _SHOWN = 5  #: most lines listed in a note
-_SAME = 0.5  #: part of pairs with equal sentences above which a note is written
+_SAME = 0.2  #: part of pairs with equal sentences above which a note is written
 
 
 @dataclass(frozen=True, kw_only=True)
