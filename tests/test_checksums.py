@@ -37,7 +37,7 @@ def test_damage_is_described(tmp_path: Path) -> None:
     (folder / "sub" / "b.bin").unlink()
     assert checksums.damaged() == {folder / "a.txt": "its SHA-256 is wrong", folder / "sub/b.bin": "it is missing"}
     (folder / "a.txt").write_bytes(b"some")
-    assert checksums.damage(folder / "a.txt") == "it has 4 bytes instead of 9 bytes"
+    assert checksums.damage(folder / "a.txt") == "it has 4 bytes instead of 9"
 
 
 @settings(max_examples=150, deadline=None)

@@ -38,6 +38,7 @@ _HOSTILE = {
     "no number": ("x: !!float y", "does not fit its tag"),
     "a list as a key": ("? [1]\n: 2", "line 1, .*a key must be a word"),
     "a long key": ("k" * 900 + ": 1\n" + "k" * 900 + ": 2", "line 2, .*occurs twice"),
+    "a tab": ("x:\n\ty: 1", "line 2, .*a tab in the indentation; use spaces"),
     "a null byte": ("x: \0", "control characters"),
     "not a mapping to merge": ("<<: 3", "line 1, .*for merging"),
 }

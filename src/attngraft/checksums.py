@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attngraft.files import shown_size, write_atomically
+from attngraft.files import write_atomically
 from attngraft.opening import open_regular, parse_json, read_text
 
 FILE = "checksums.json"  #: in the folders of studies and of exported models; runs have finished.json
@@ -39,7 +39,7 @@ class Checksums:
         try:
             found = path.stat()
             if found.st_size != entry["bytes"]:
-                return f"it has {shown_size(found.st_size)} instead of {shown_size(entry['bytes'])}"
+                return f"it has {found.st_size:,} bytes instead of {entry['bytes']:,}"
             same = _digest(path, found.st_size, found.st_mtime_ns, found.st_ino) == entry["sha256"]
         except OSError as error:
             return "it is missing" if isinstance(error, FileNotFoundError) else f"it cannot be read ({error.strerror})"

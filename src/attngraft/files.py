@@ -236,6 +236,8 @@ def _write_error(path: Path, failed: OSError, size: int) -> str:
         remedy = f"make {path.parent} writable and rerun the same command"
         if failed.errno == errno.ENAMETOOLONG:
             remedy = "choose a shorter name"
+        elif failed.errno == errno.EISDIR:
+            remedy = "choose another name"
         return f"{path}: cannot be written: {failed.strerror}; {remedy}; {intact}"
     if failed.errno == errno.EFBIG:
         reason = f"the file would exceed this process's size limit ({shown_size(size)} were written)"

@@ -105,6 +105,8 @@ def parse_yaml(text: str, *, source: str) -> Any:
         reason = getattr(error, "problem", None) or (
             str(error) if isinstance(error, yaml.YAMLError) else f"a value does not fit its tag ({error})"
         )
+        if "cannot start any token" in reason and "\t" in text:
+            reason = "a tab in the indentation; use spaces"
         raise ConfigError(f"{source}{where}: not valid YAML: {cut(' '.join(reason.split()), 200)}") from None
 
 

@@ -86,3 +86,10 @@ def test_a_deleted_folder(tmp_path: Path) -> None:
         2,
         "attngraft: the current folder was deleted; change to another one with cd\n",
     )
+
+
+def test_the_backend_of_matplotlib_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPLBACKEND", "nonsense")
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert os.environ["MPLBACKEND"] == "agg"

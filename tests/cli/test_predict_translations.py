@@ -88,6 +88,9 @@ def test_mistakes(
     assert not (tmp_path / "found.de").exists()
     assert run("predict", folder / "run", tmp_path / "missing.en") == 2
     assert "no such file" in capfd.readouterr().err
+    (tmp_path / "pairs.csv").write_text("source\na house\n")
+    assert run("predict", folder / "run", tmp_path / "pairs.csv") == 2
+    assert "tables are not translated" in capfd.readouterr().err
 
 
 def test_explore_shows_the_words_of_both_sides(folder: Path, tmp_path: Path) -> None:

@@ -91,6 +91,9 @@ def test_a_folder_that_is_there_is_left_alone(tmp_path: Path, content: str) -> N
     if content == "model":
         export_run(run, out, overwrite=True)
         assert attngraft.load(out) is not None
+        (out / "notes.txt").write_text("mine")
+        with pytest.raises(UsageError, match=r"--overwrite would delete 'notes\.txt'"):
+            export_run(run, out, overwrite=True)
 
 
 @pytest.mark.parametrize("out", [".", ""])

@@ -370,3 +370,11 @@ def test_what_fsdp_manages_is_refused() -> None:
     model._is_fsdp_managed_module = True  # FSDP itself needs an accelerator
     with pytest.raises(HostError, match="live FSDP module"):
         attngraft.graft(model, "cb")
+
+
+def test_grafts_of_inference_mode_can_be_trained() -> None:
+    model = tiny_vit()
+    with torch.inference_mode():
+        attngraft.graft(model, "vertical")
+    model(IMAGES).sum().backward()
+    assert not any(parameter.is_inference() for parameter in model.parameters())

@@ -65,7 +65,7 @@ def test_folders_that_are_no_hosts(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="type local-dir:"):
         create_host(str(tmp_path))
     (tmp_path / "recipe.yaml").write_text("")
-    with pytest.raises(UsageError, match="pass it as --weights"):
+    with pytest.raises(UsageError, match="not a host; give the name of its host"):
         create_host(str(tmp_path))
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from attngraft.downloads import Permitted, downloads_of
-from attngraft.errors import ConfigError, GraftSpecError, TrainingError, UsageError
+from attngraft.errors import ConfigError, FolderError, GraftSpecError, TrainingError, UsageError
 from attngraft.results.study import Cost, StudyResult
 from attngraft.study import compare, incomplete, load_result, prepare, read_study_file, report_only, study_from_dict
 from attngraft.study.config import StudyConfig
@@ -107,6 +107,12 @@ def test_report_only_needs_no_recipe_and_no_host(tmp_path: Path) -> None:
     assert dataclasses.replace(again, created="", command="") == dataclasses.replace(result, created="", command="")
     with pytest.raises(TrainingError, match="nothing to report"):
         report_only(study(tmp_path / "empty"), tools=tools(FakeTrainer()))
+
+
+def test_a_run_is_no_folder_for_a_study(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("")
+    with pytest.raises(FolderError, match="is the folder of a run"):
+        compare(study(tmp_path), tools=tools(FakeTrainer()))
 
 
 def test_mistakes_are_found_before_anything_trains(tmp_path: Path) -> None:

@@ -125,6 +125,7 @@ def test_what_a_run_starts_from_and_what_it_trains(
         (("--data", "./nowhere"), 2, "nowhere"),
         (("--graft", "cbs"), 2, "did you mean"),
         (("--epochs", "0"), 2, "--epochs"),
+        (("--graft", "cb_s", "--set", "graft=bisa"), 2, "--set graft: another option sets it too"),
     ],
 )
 def test_mistakes(

@@ -120,3 +120,13 @@ def test_sharding_is_refused_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> N
         setup.create_accelerator(toy_recipe())
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "false")
     assert setup.create_accelerator(toy_recipe()).num_processes == 1
+
+
+def test_variables_of_a_launcher_that_are_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**_: object) -> None:
+        raise ValueError("no MASTER_ADDR")
+
+    monkeypatch.setattr(setup, "Accelerator", fail)
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(ConfigError, match="has RANK, but not all that a launcher sets .*no MASTER_ADDR.*unset them"):
+        setup.create_accelerator(toy_recipe())

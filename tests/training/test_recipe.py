@@ -236,3 +236,9 @@ def test_a_warmup_that_does_not_fit_is_shortened(
 def test_short_runs_have_a_short_warmup() -> None:
     assert recipe_from_dict({"schedule": {"epochs": 3}}).schedule.warmup == pytest.approx(0.3)
     assert recipe_from_dict({"schedule": {"epochs": 300}}).schedule.warmup == 5
+
+
+def test_the_folder_of_a_run_is_no_recipe(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("")
+    with pytest.raises(ConfigError, match="is the folder of a run; use .*recipe.yaml"):
+        load_recipe(tmp_path)

@@ -9,9 +9,10 @@ import pytest
 from attngraft.cache import DECODED_FOLDER
 from attngraft.checksums import write_checksums
 from attngraft.environment import environment
-from attngraft.errors import ConfigError, TrainingError
+from attngraft.errors import ConfigError, FolderError, TrainingError
 from attngraft.tasks.task import Predictions
 from attngraft.training.lock import locked
+from attngraft.training.loop import train
 from attngraft.training.run_folder import RunFolder, read_run
 from tests.training.toys import toy_recipe
 
@@ -163,3 +164,9 @@ def test_the_environment_says_what_a_run_stood_on() -> None:
     assert found["device_name"]
     assert found["packages"]["timm"]
     assert found["commit"] is None or len(found["commit"].rstrip("+")) == 40
+
+
+def test_a_study_is_no_folder_for_a_run(tmp_path: Path) -> None:
+    (tmp_path / "study.yaml").write_text("")
+    with pytest.raises(FolderError, match="is the folder of a study"):
+        train(toy_recipe(), tmp_path)

@@ -199,6 +199,12 @@ def _limit_spinning() -> None:
         os.environ["GOMP_SPINCOUNT"] = "1000"
 
 
+def _replace_backend() -> None:
+    """Replace matplotlib's backend of the environment, whose import fails if it is unknown; figures are files."""
+    if "MPLBACKEND" in os.environ:
+        os.environ["MPLBACKEND"] = "agg"
+
+
 def _open_closed_streams() -> None:
     """Replace standard streams that are closed, which are None, by the null device."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
@@ -213,6 +219,7 @@ def main(arguments: list[str] | None = None) -> None:
     which makes it take seconds.
     """
     _limit_spinning()
+    _replace_backend()
     _open_closed_streams()
     if arguments is None and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # of names in encodings other than UTF-8

@@ -172,7 +172,7 @@ def predict(
     if not unreadable:
         return
     for name, error in unreadable[:_SHOWN]:
-        echo(f"attngraft: {printable(name)}: {error}", err=True)
+        echo(f"attngraft: {error if error.startswith(f'{name}:') else f'{printable(name)}: {error}'}", err=True)
     if len(unreadable) > _SHOWN:
         echo(f"attngraft: and {len(unreadable) - _SHOWN} more, listed in the output", err=True)
     what = f"{noun} could not be read"

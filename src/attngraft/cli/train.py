@@ -26,6 +26,7 @@ from attngraft.cli.values import (
     limit_downloads_of_file,
     refuse_untyped_hosts,
 )
+from attngraft.errors import UsageError
 
 if TYPE_CHECKING:
     from attngraft.training.run_folder import RunRecord
@@ -120,6 +121,9 @@ def train(
     given["train.auto_batch"] = auto_batch or None
     given["train.track"] = track
     given = {field: value for field, value in given.items() if value is not None}
+    for field in given:
+        if any(setting.partition("=")[0].strip() == field for setting in set_ or []):
+            raise UsageError(f"--set {field}: another option sets it too; give one of them")
     recipe = choose_recipe(task, recipe, data, set_ or []) or "default"
     given |= _host(host, pretrained=pretrained, weights=weights, of_recipe=host_name(recipe))
     overrides = [f"{field}={json.dumps(value, ensure_ascii=False)}" for field, value in given.items()]

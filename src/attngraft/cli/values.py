@@ -232,6 +232,11 @@ def find_lines(arguments: Sequence[str], *, stdin: IO[bytes] | None) -> Iterator
     missing = next((each for each in arguments if each != "-" and not os.path.isfile(each)), None)
     if missing is not None:
         raise UsageError(f"{missing}: no such file; give files with one sentence per line, or --text TEXT")
+    from attngraft.tasks.images.sources.table import KINDS
+
+    table = next((each for each in arguments if Path(each).suffix.lower() in KINDS), None)
+    if table is not None:
+        raise UsageError(f"{table}: tables are not translated; give files with one sentence per line, or --text TEXT")
     return (line for argument in arguments for line in _lines_of(argument, stdin))
 
 

@@ -23,7 +23,8 @@ from attngraft.files import write_atomically
 from attngraft.hosts import forget
 from attngraft.models.transformers_folder import CONFIG
 from attngraft.saved.folder import load, write_model
-from attngraft.saved.manifest import MANIFEST, WEIGHTS, Check, Manifest, write_manifest
+from attngraft.saved.manifest import MANIFEST, WEIGHTS, Check, Manifest, checksums_of, write_manifest
+from attngraft.suggest import shortened
 from attngraft.targets.run import open_run
 from attngraft.tasks.task import FITTED_FOLDER
 from attngraft.training.evaluate import Weights
@@ -212,6 +213,12 @@ def _check_folder(out: Path, *, overwrite: bool) -> None:
         raise UsageError(f"{out}: contains files that are not an exported model; use a new or empty folder")
     if not overwrite:
         raise UsageError(f"{out}: already contains an exported model; use another folder, or --overwrite to replace it")
+    if listed := checksums_of(out).entries:  # folders of earlier versions have no list
+        exported = {card.FILE, CHECKSUMS_FILE, *(Path(name).parts[0] for name in listed)}
+        if others := sorted(each.name for each in out.iterdir() if each.name not in exported):
+            raise UsageError(
+                f"{out}: --overwrite would delete {shortened(map(repr, others), 3)}; move this, or use another folder"
+            )
 
 
 @contextmanager

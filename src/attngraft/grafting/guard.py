@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
 from attngraft.attention import all_modules
@@ -43,7 +44,7 @@ def surgery(core: nn.Module) -> Iterator[None]:
     Raises:
         UsageError: another thread is recording the model.
     """
-    with exclusive():
+    with exclusive(), torch.inference_mode(False):  # parameters created in inference mode cannot be trained
         if any(each.thread != threading.get_ident() for each in recordings_of(core)):
             raise UsageError(
                 "another thread is recording this model; change its grafts after that thread has left attngraft.record, or "

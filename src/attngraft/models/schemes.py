@@ -139,7 +139,8 @@ def unknown_host(name: str) -> UsageError:
         return UsageError(f"there is no model {quoted(name)} in timm {timm.__version__}, and no such folder")
     if (path / "attngraft.json").is_file() or (path / "recipe.yaml").is_file():
         return UsageError(
-            f"{name} is the folder of a run or an exported model, not a host; pass it as --weights {name}"
+            f"{name} is the folder of a run or an exported model, not a host; give the name of its host, and the "
+            f"folder to commands with --weights {name}"
         )
     if (path / "config.json").is_file():
         return UsageError(

@@ -23,7 +23,7 @@ from attngraft.checksums import FILE as CHECKSUMS_FILE
 from attngraft.counting import counts_shown
 from attngraft.devices import accelerator_device
 from attngraft.downloads import permitted_downloads
-from attngraft.errors import AttngraftError, TrainingError, UsageError
+from attngraft.errors import AttngraftError, FolderError, TrainingError, UsageError
 from attngraft.files import check_output, created, remove_leftovers, write_atomically
 from attngraft.models.trust import trusting
 from attngraft.report import PLOTS_FOLDER, write_report
@@ -261,6 +261,8 @@ def _prepare(
 ) -> tuple[Study, Executor]:
     """Return the checked study, with its opened data and its estimate, and the executor of its runs."""
     refuse_data_folder(config.out, config.data)
+    if RunFolder(config.out).recipe.is_file() and not (config.out / STUDY_FILE).is_file():
+        raise FolderError(f"{config.out}: is the folder of a run; choose another folder for the study")
     study = resolve_runs(_with_fitted_values(config))
     refuse_counted_updates(study)
     progress.on_stage("checking the variants")

@@ -39,6 +39,7 @@ from attngraft.training.paths import refuse_data_folder
 from attngraft.training.progress import LogLines, Progress, Silent, format_metrics
 from attngraft.training.recipe import Recipe
 from attngraft.training.run_folder import (
+    STUDY_FILE,
     Judged,
     JudgedSplit,
     Metrics,
@@ -96,6 +97,8 @@ def train(
     check_trackers(recipe.train.track)
     run = RunFolder(Path(folder))
     refuse_data_folder(run.path, recipe.task.get("data"))
+    if (run.path / STUDY_FILE).is_file() and not run.recipe.exists():
+        raise FolderError(f"{run.path}: is the folder of a study; choose another folder for the run")
     kept = decoded_cache(cache, run.path) if isinstance(cache, str) else cache
     accelerator = create_accelerator(recipe)
     main = accelerator.is_main_process

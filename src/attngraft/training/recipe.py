@@ -527,6 +527,8 @@ def _find(name_or_path: str | Path, *, beside: Path) -> Path:
     path = beside / text
     if path.exists() and not path.is_dir():
         return path.resolve()
+    if (path / "recipe.yaml").is_file():
+        raise ConfigError(f"recipe {text}: is the folder of a run; use {Path(text, 'recipe.yaml')}")
     if text.endswith((".yaml", ".yml")) or "/" in text or "\\" in text:
         raise ConfigError(
             f"recipe {text}: no such file; give the path of a YAML file, or one of {', '.join(packaged_recipes())}"

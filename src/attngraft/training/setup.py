@@ -20,6 +20,7 @@ from attngraft.devices import accelerator_device
 from attngraft.environment import environment
 from attngraft.errors import ConfigError, DataError
 from attngraft.grafting.apply import unused_parts
+from attngraft.suggest import one_line
 from attngraft.tasks.capabilities import require
 from attngraft.tasks.task import SPLIT_FILE, Task, TaskData
 from attngraft.training.build import (
@@ -74,7 +75,7 @@ def create_accelerator(recipe: Recipe) -> Accelerator:
     """Return the accelerator of this process, also under `accelerate launch` or `torchrun`.
 
     Raises:
-        ConfigError: the device does not support the precision or sharding.
+        ConfigError: the device does not support the precision or sharding, or the launcher's variables are incomplete.
     """
     cpu = accelerator_device() is None
     if cpu and recipe.train.amp == "fp16":
@@ -90,7 +91,16 @@ def create_accelerator(recipe: Recipe) -> Accelerator:
     handlers: list[KwargsHandler] = []
     if len(recipe.all_stages) > 1:  # DDP must detect which parameters have a gradient in this stage
         handlers.append(DistributedDataParallelKwargs(find_unused_parameters=True))
-    return Accelerator(mixed_precision=recipe.train.amp, cpu=cpu, kwargs_handlers=handlers)
+    found = sorted({"RANK", "WORLD_SIZE", "LOCAL_RANK"} & os.environ.keys())  # accelerate sets more
+    try:
+        return Accelerator(mixed_precision=recipe.train.amp, cpu=cpu, kwargs_handlers=handlers)
+    except ValueError as error:
+        if not found:
+            raise
+        raise ConfigError(
+            f"the environment has {', '.join(found)}, but not all that a launcher sets ({one_line(error)}); unset them, or "
+            "use torchrun or accelerate launch"
+        ) from None
 
 
 @contextmanager

@@ -241,3 +241,11 @@ def test_sources_without_captions_are_refused(tmp_path: Path) -> None:
 def test_wrong_settings_are_refused(section: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read(CaptioningConfig, section, where="task")
+
+
+def test_captions_without_a_word_are_noted(tmp_path: Path) -> None:
+    pictures.write_jsonl(tmp_path)
+    pictures.write_images(tmp_path / "images")
+    file = tmp_path / "captions_train.jsonl"
+    file.write_text(file.read_text().replace("A red square .", "... !"))
+    assert opened(tmp_path).notes == ("2 training captions have no word, such as one of 0.png; remove them.",)

@@ -114,3 +114,24 @@ def test_colors_are_not_taken_for_normals(tmp_path: Path) -> None:
 def test_the_number_of_points_is_bounded(points: int) -> None:
     with pytest.raises(ConfigError, match=r"task\.points: must be between 1 and 1,000,000"):
         read(PointsConfig, {"data": {"source": "x.npz"}, "points": points}, where="task")
+
+
+def test_classes_and_points_that_are_probably_mistakes_are_noted(tmp_path: Path) -> None:
+    path = write_shapes(tmp_path / "shapes.npz", train=4)
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    arrays["x_train"][0, 20:] = 0
+    np.savez(path, **{**arrays, "y_train": arrays["y_train"] + 1, "classes": np.array(["none", "lamp", "mug", "Mug"])})
+    notes = open_clouds(config(path, val_fraction=0.3, check="off")).notes
+    assert any("'mug' and 'Mug' may be one" in note for note in notes)
+    assert any("No training clouds of class none" in note for note in notes)
+    padded = open_clouds(config(path, validation="part", val_fraction=0.3, split_seed=1)).notes
+    assert any("have one point more often" in note for note in (*notes, *padded))
+
+
+def test_a_single_part_is_nothing_to_segment(tmp_path: Path) -> None:
+    path = write_shapes(tmp_path / "shapes.npz", train=4)
+    with np.load(path) as archive:
+        np.savez(path, **{**archive, "parts_train": np.zeros_like(archive["parts_train"])})
+    with pytest.raises(DataError, match="every category has a single part"):
+        open_clouds(read(PointPartsConfig, {"data": {"source": str(path)}, "points": 40}, where="task"))

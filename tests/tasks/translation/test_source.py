@@ -232,3 +232,11 @@ def test_data_check_reports_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[
     write_pairs(tmp_path / "own", {"train": sentences(20), "val": sentences(20)})
     code, out, _ = check(*direction)
     assert code == 2 and "Training would be refused: " in out and "20 of 20 validation pairs are copies" in out
+
+
+def test_pairs_of_equal_sentences_are_noted(tmp_path: Path) -> None:
+    pairs = sentences(12)
+    write_pairs(tmp_path, {"train": [(f"my {source}", f"my {source}") for source, _ in pairs[:4]], "val": pairs[4:]})
+    assert "4 of 12 pairs have the same sentence in en and de" in opened(tmp_path).notes[0]
+    with pytest.raises(ConfigError, match="task.data.max_length: every training pair has more than 1"):
+        opened(tmp_path, max_length=1)

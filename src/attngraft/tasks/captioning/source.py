@@ -26,6 +26,7 @@ from attngraft.tasks.captioning.files import (
     read_karpathy,
     read_names,
 )
+from attngraft.tasks.captioning.vocabulary import words_of
 from attngraft.tasks.images.coco import coco_files
 from attngraft.tasks.images.folders import SPLITS
 from attngraft.tasks.images.sources.table import KINDS
@@ -104,7 +105,15 @@ def open_captions(config: CaptionDataConfig, *, saved_split: Path | None = None)
         raise DataError(f"{path}: no images for {noun} ({origin}); add some, or change the split")
     if file is not None:  # which has assigned the images
         config = replace(config, split_file=None, val_fraction=None)
+    if wordless := [name for name, captions in _captions(parts["train"]) if not words_of(captions)]:
+        notes.append(f"{len(wordless)} training captions have no word, such as one of {wordless[0]}; remove them.")
     return split_images(parts, config, root=path, origin=origin, notes=notes, saved_split=saved_split)
+
+
+def _captions(images: CaptionedImages) -> Iterable[tuple[str, str]]:
+    return (
+        (name, caption) for name, captions in zip(images.names, images.captions, strict=True) for caption in captions
+    )
 
 
 def _read(path: Path) -> tuple[Parts, str, list[str]]:

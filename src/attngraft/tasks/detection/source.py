@@ -21,7 +21,7 @@ from attngraft.tasks.detection.voc import is_voc, read_voc
 from attngraft.tasks.detection.yolo import has_labels, is_yolo, read_yolo
 from attngraft.tasks.images.coco import coco_files
 from attngraft.tasks.images.folders import has_masks
-from attngraft.tasks.images.sources.base import check_classes
+from attngraft.tasks.images.sources.base import alike_classes, check_classes
 from attngraft.tasks.images.split_source import SplitSource, split_images
 
 _CLASSES = 20_000  #: largest number of classes; memory and time of the heads grow with it
@@ -62,7 +62,12 @@ def open_objects(config: ObjectDataConfig, *, saved_split: Path | None = None) -
     if len(read.classes) > _CLASSES:
         raise DataError(f"{root}: {len(read.classes):,} classes, more than {_CLASSES:,}; remove those without objects")
     split = split_images(
-        read.parts, config, root=root, origin="the splits of the data", notes=read.notes, saved_split=saved_split
+        read.parts,
+        config,
+        root=root,
+        origin="the splits of the data",
+        notes=[*read.notes, *alike_classes(read.classes)],
+        saved_split=saved_split,
     )
     return ObjectSource(classes=read.classes, category_ids=read.category_ids, masks=read.masks, **vars(split))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from attngraft.errors import ConfigError, DataError
+from attngraft.suggest import shortened
 from attngraft.tasks.images.checks import LEAK_LIMIT
+from attngraft.tasks.images.sources.base import alike_classes
 from attngraft.tasks.images.sources.splitting import POOLED, divide, split_digest
 from attngraft.tasks.points.config import PointPartsConfig, PointsConfig
 from attngraft.tasks.points.formats import SAMPLES
@@ -21,6 +23,7 @@ from attngraft.tasks.points.split import Sampling
 from attngraft.tasks.task import SPLIT_FILE
 
 _COMPARED = 256  #: first points of clouds that are compared to find copies
+_LISTED = 5  #: most classes listed in a note
 _LOOKED_AT = 10_000  #: points whose normals are checked
 _PICKED_ON_TEST = (
     "The best epoch is picked on the test part, as in the authors' code (task.data.validation=test): its results are too "
@@ -137,6 +140,9 @@ def open_clouds(config: PointsConfig | PointPartsConfig, *, saved_split: Path | 
     for name, clouds in {"training": train, "validation": val}.items():
         if not len(clouds):
             raise DataError(f"{source.where}: no clouds for {name} ({origin}); add some, or change the split")
+    if needs_parts and all(len(parts) < 2 for parts in (source.parts or {}).values()):
+        raise DataError(f"{source.where}: every category has a single part; give parts, or use --task points")
+    notes += [*alike_classes(source.classes), *_absent(train, source.classes), *_padded(train)]
     return OpenedClouds(
         where=source.where,
         classes=source.classes,
@@ -164,6 +170,31 @@ def sampling_of(config: PointsConfig | PointPartsConfig, *, has_normals: bool, k
     if normals and not has_normals:
         raise DataError(f"{config.data.source}: the model was trained with normals, which these clouds lack; add them")
     return Sampling(points=config.points, sample=config.sample, normals=normals, normalize=config.data.normalize)
+
+
+def _absent(train: PackedClouds, classes: Sequence[str]) -> list[str]:
+    """Return a note on classes without training clouds."""
+    counts = np.bincount(train.categories, minlength=len(classes))
+    names = [name for name, count in zip(classes, counts, strict=True) if not count]
+    if not names:
+        return []
+    return [
+        f"No training clouds of class {shortened(names, _LISTED)}; add some, or number the classes from 0 without gaps."
+    ]
+
+
+def _padded(clouds: PackedClouds) -> list[str]:
+    """Return a note on clouds of which most points equal the last."""
+    found = [
+        name
+        for name, (first, end) in zip(clouds.names, clouds.ranges.tolist(), strict=True)
+        if np.mean((clouds.values[first:end, :3] == clouds.values[end - 1, :3]).all(axis=1)) > 0.5
+    ]
+    if not found:
+        return []
+    return [
+        f"{len(found)} training clouds have one point more often than all others, such as {found[0]}; remove padding."
+    ]
 
 
 def _copies(where: str, train: PackedClouds, others: Mapping[str, PackedClouds | None]) -> str:

@@ -21,7 +21,7 @@ from attngraft.opening import access_errors
 from attngraft.tasks.images.boundaries import IGNORED
 from attngraft.tasks.images.coco import coco_files
 from attngraft.tasks.images.folders import SPLITS, find_pairs
-from attngraft.tasks.images.sources.base import check_classes
+from attngraft.tasks.images.sources.base import alike_classes, check_classes
 from attngraft.tasks.images.sources.decoding import HUGE
 from attngraft.tasks.images.split_source import SplitSource, split_images
 from attngraft.tasks.images.stored import Stored, image_size
@@ -77,7 +77,9 @@ def open_masks(config: MaskDataConfig, *, saved_split: Path | None = None) -> Ma
         )
         for split, found in pairs.items()
     }
-    split = split_images(parts, config, root=root, origin=origin, notes=(), saved_split=saved_split)
+    split = split_images(
+        parts, config, root=root, origin=origin, notes=alike_classes(labels.classes), saved_split=saved_split
+    )
     return MaskSource(labels=labels, **vars(split))
 
 

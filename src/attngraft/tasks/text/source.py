@@ -13,7 +13,7 @@ from attngraft.errors import DataError
 from attngraft.files import user_path
 from attngraft.opening import access_errors, read_data
 from attngraft.tasks.images.checks import copies_refusal
-from attngraft.tasks.images.sources.base import check_classes
+from attngraft.tasks.images.sources.base import alike_classes, check_classes
 from attngraft.tasks.images.sources.manifest import SPLIT_NAMES, read_splits
 from attngraft.tasks.images.sources.splitting import POOLED, divide
 from attngraft.tasks.images.sources.table import (
@@ -103,7 +103,7 @@ def open_texts(config: TextDataConfig, *, saved_split: Path | None = None) -> Te
     if len(labels.classes) < 2:
         raise DataError(f"{table.where}: all texts have the label {labels.classes[0]!r}; training needs two classes")
     drawn = config.split_file is None and (config.folds is not None or not in_val.any())
-    notes: list[str] = []
+    notes = alike_classes(labels.classes)
     parts: dict[str, Texts] = {}
     if config.folds is not None and in_val.any():
         notes.append(POOLED.format(noun="text"))

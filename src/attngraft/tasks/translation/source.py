@@ -36,6 +36,7 @@ _GIVE = (
     "or .parquet with a column per language"
 )
 _SHOWN = 5  #: most lines listed in a note
+_SAME = 0.2  #: part of pairs with equal sentences above which a note is written
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,6 +238,11 @@ def _pairs(table: LabelTable, columns: tuple[str, str], notes: list[str]) -> tup
         what = "pair with an empty sentence is" if len(empty) == 1 else "pairs with an empty sentence are"
         notes.append(f"{len(empty)} {what} not used ({table.where}: {lines}).")
     sources, targets = [sources[row] for row in rows], [targets[row] for row in rows]
+    same = sum(source == target for source, target in zip(sources, targets, strict=True))
+    if same > _SAME * len(rows):
+        notes.append(
+            f"{same} of {len(rows)} pairs have the same sentence in {' and '.join(columns)}; check the languages."
+        )
     names = text_names([f"{source}\n{target}" for source, target in zip(sources, targets, strict=True)])
     places = [table.line(row) for row in rows]
     return Pairs(names=names, sources=sources, targets=targets, places=places), rows
@@ -254,6 +260,8 @@ def _short(pairs: Pairs, words: int | None, notes: list[str]) -> Pairs:
         max(len(source.split()), len(target.split())) <= words
         for source, target in zip(pairs.sources, pairs.targets, strict=True)
     ]
+    if len(pairs) and not any(short):
+        raise ConfigError(f"task.data.max_length: every training pair has more than {words} words; use a larger number")
     if dropped := short.count(False):
         what = f"{dropped} training pair{'' if dropped == 1 else 's'} of more than {words} words"
         notes.append(f"{what} {'is' if dropped == 1 else 'are'} not used (task.data.max_length).")

@@ -11,7 +11,7 @@ import pytest
 from attngraft.errors import DataError
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources import open_source
-from attngraft.tasks.images.sources.base import check_classes, no_labels
+from attngraft.tasks.images.sources.base import alike_classes, check_classes, no_labels
 from tests.tasks.images.datasets import make_folder
 
 _OTHER = ("dog", "caf\xe9")
@@ -79,3 +79,9 @@ def test_paths_that_are_too_long_are_refused(long: int, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("path,label\n" + "".join(f"{'x' * long}{i}.png,{i % 2}\n" for i in range(6)))
     with pytest.raises(DataError, match="xxx"):
         open_source(DataConfig(source=str(tmp_path / "a.csv")))
+
+
+def test_classes_that_may_be_one() -> None:
+    assert alike_classes(["cat", "dog", "1", "2"]) == []
+    assert alike_classes(["cat", "Cat"])[0].startswith("The classes 'cat' and 'Cat' may be one")
+    assert alike_classes(["01", "2", "1.0"])[0].startswith("The classes '01' and '1.0' may be one")

@@ -29,6 +29,7 @@ from attngraft.tasks.images.sources.base import (
     ArrayImages,
     Images,
     ImageSource,
+    alike_classes,
     check_classes,
     decoded,
     restrict,
@@ -72,7 +73,7 @@ def open_source(config: DataConfig) -> ImageSource:
         )
     classes = printable(source.classes)
     check_classes(classes, where=source.where)
-    return replace(source, classes=classes)
+    return replace(source, classes=classes, notes=(*source.notes, *alike_classes(classes)))
 
 
 def _with_test(source: ImageSource, config: DataConfig) -> ImageSource:

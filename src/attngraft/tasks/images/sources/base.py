@@ -190,6 +190,22 @@ def check_classes(classes: Sequence[str], *, where: str) -> None:
         seen[plain] = name
 
 
+def alike_classes(classes: Sequence[str]) -> list[str]:
+    """Return a note on classes that may be one: their names differ only in case, or are equal as numbers."""
+    known: dict[object, str] = {}
+    for name in classes:
+        try:
+            key: object = float(name)
+        except ValueError:
+            key = name.casefold()
+        other = known.setdefault(key, name)
+        if other != name:
+            return [
+                f"The classes {quoted(other)} and {quoted(name)} may be one, but are trained as two; if so, rename one."
+            ]
+    return []
+
+
 def no_labels(rows: int, classes: int, *, where: str) -> np.ndarray:
     """Return the labels (N, K) uint8 of images without any, to be filled.
 

@@ -119,8 +119,8 @@ def _together(train: LabelTable, val: LabelTable, folder: Path) -> LabelTable:
     missing = [name for name in train.columns if name not in val.columns]
     if missing:
         raise DataError(
-            f"{val.where}: has no column {missing[0]!r}, which {names[0]} has; if it is not a validation split, "
-            "take a random one with --set task.data.val_fraction=0.2"
+            f"{val.where}: has no column {missing[0]!r}, which {names[0]} has; add it, or, if this is not a validation "
+            "split, take a random one with --set task.data.val_fraction=0.2"
         )
     return LabelTable(
         where=str(folder),

@@ -202,7 +202,9 @@ def _text(path: Path) -> LabelTable:
             raise DataError(f"{path}: is empty; the first line must name the columns (path,label)")
         header = [name.strip() for name in names]
         if len(set(header)) != len(header) or not all(header):
-            raise DataError(f"{path}: the first line must name every column once; found: {separator.join(names)[:100]}")
+            raise DataError(
+                f"{path}: the first line must name every column once; found: {separator.join(names)[:100]}; correct it"
+            )
         columns, numbers = [_Column() for _ in header], array("q")
         first = 2
         while rows := list(itertools.islice(reader, _ROWS)):
