@@ -193,7 +193,7 @@ def _padded(clouds: PackedClouds) -> list[str]:
     if not found:
         return []
     return [
-        f"{len(found)} training clouds have one point more often than all others, such as {found[0]}; remove padding."
+        f"{len(found)} training clouds repeat one point in more than half of their rows, such as {found[0]}; remove padding."
     ]
 
 
