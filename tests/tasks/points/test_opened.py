@@ -126,7 +126,7 @@ def test_classes_and_points_that_are_probably_mistakes_are_noted(tmp_path: Path)
     assert any("'mug' and 'Mug' may be one" in note for note in notes)
     assert any("No training clouds of class none" in note for note in notes)
     padded = open_clouds(config(path, validation="part", val_fraction=0.3, split_seed=1)).notes
-    assert any("have one point more often" in note for note in (*notes, *padded))
+    assert any("repeat one point in more than half" in note for note in (*notes, *padded))
 
 
 def test_a_single_part_is_nothing_to_segment(tmp_path: Path) -> None:
