@@ -70,6 +70,7 @@ The tests are in `tests/training/test_damage.py`, `tests/training/test_run_folde
 - A FIFO, socket or device in place of a file is an error at once.
 - A link planted where a file is written does not change its target; a FIFO, socket or device there is not replaced, nor are
   plots written through a linked folder.
+- An output of `explore`, `predict` or `data check` that would replace a file that is read is an error.
 - An archive or an image that unpacks to gigabytes is an error before it takes memory.
 - YAML with nested aliases, JSON nested too deeply, integers of thousands of digits and very long specifications are errors
   that quote at most 80 characters.

@@ -29,6 +29,8 @@ from attngraft.bench.result import BenchResult, WrongOutputsError, check_outputs
 from attngraft.cli import main
 from attngraft.errors import AttngraftError
 from attngraft.mechanisms.bisa.mix import BidirectionalMix
+from attngraft.report import figures
+from attngraft.report.figures import plot_files
 from attngraft.timing import several
 from attngraft.timing.memory import in_fresh_process
 from tests.slow import product_but
@@ -382,6 +384,7 @@ def test_every_command_runs(
         monkeypatch.setitem(script.RECIPE["host"]["args"], "img_size", 8)
     if name == "report_size":
         monkeypatch.setattr(script, "report", report_only)
+        monkeypatch.setattr(figures, "plot_files", plot_files)
     if name in ("local_filter", "recording", "segmentation"):
         here = partial(printed_bytes, script, monkeypatch)
         monkeypatch.setattr(script, "in_fresh_process", lambda _, *what, threads: here("--bytes-here", *what))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,14 @@ def test_what_is_wrong_is_named(tmp_path: Path, kind: str, file: str, old: str, 
     with pytest.raises(DataError, match=message) as error:
         opened(tmp_path)
     assert str(tmp_path) in str(error.value)
+
+
+def test_an_empty_list_of_training_images_is_refused(tmp_path: Path) -> None:
+    WRITERS["flickr"](tmp_path)
+    (tmp_path / "Flickr_8k.trainImages.txt").write_text("")
+    with pytest.raises(DataError, match=re.escape(str(tmp_path))) as error:
+        opened(tmp_path)
+    assert "train" in str(error.value)
 
 
 def test_images_without_a_reference_are_refused(tmp_path: Path) -> None:

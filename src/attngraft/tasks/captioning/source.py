@@ -105,7 +105,8 @@ def open_captions(config: CaptionDataConfig, *, saved_split: Path | None = None)
         raise DataError(f"{path}: no images for {noun} ({origin}); add some, or change the split")
     if file is not None:  # which has assigned the images
         config = replace(config, split_file=None, val_fraction=None)
-    if wordless := [name for name, captions in _captions(parts["train"]) if not words_of(captions)]:
+    training = _captions(parts["train"]) if "train" in parts else ()
+    if wordless := [name for name, captions in training if not words_of(captions)]:
         notes.append(f"{len(wordless)} training captions have no word, such as one of {wordless[0]}; remove them.")
     return split_images(parts, config, root=path, origin=origin, notes=notes, saved_split=saved_split)
 
