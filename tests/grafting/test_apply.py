@@ -13,7 +13,7 @@ from torch import nn
 import attngraft
 from attngraft.errors import HostError, UsageError
 from tests.contract.tester import assert_same_host, snapshot
-from tests.grafting import toys  # noqa: F401 - registers the toy grafts
+from tests.grafting import toys
 
 
 def tiny_vit(**kwargs: object) -> nn.Module:
@@ -83,6 +83,15 @@ def test_nothing_is_changed_if_the_last_graft_is_refused() -> None:
     before = snapshot(model)
     with pytest.raises(attngraft.HostError, match="class token"):
         attngraft.graft(model, "horizontal + cb(context=class)")
+    assert_same_host(model, before)
+
+
+def test_a_graft_type_that_builds_no_graft_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toys.ToyScale, "build", lambda *_: nn.Linear(2, 2))
+    model = tiny_vit()
+    before = snapshot(model)
+    with pytest.raises(UsageError, match=r"toy_scale: `build` must return an .*Graft, not Linear"):
+        attngraft.graft(model, "toy_scale")
     assert_same_host(model, before)
 
 

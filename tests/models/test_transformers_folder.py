@@ -13,6 +13,7 @@ from torch import nn
 
 import attngraft
 from attngraft.cli import main
+from attngraft.errors import UsageError
 from attngraft.models.transformers_folder import HOST, folder_arguments, folder_tensors
 from attngraft.study.config import study_from_dict
 from attngraft.training.build import build_initial_model, check_start, model_data_config
@@ -205,6 +206,14 @@ def test_a_pickle_that_could_run_anything_is_not_read(tmp_path: Path, capsys: py
     with pytest.raises(attngraft.HostError, match=r"pytorch_model.bin contains Python objects.*safetensors"):
         check_start(recipe(tmp_path))
     assert "ran" not in capsys.readouterr().out
+
+
+def test_a_model_of_endless_layers_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 10**30}))
+    with pytest.raises(UsageError, match=r"config.json: num_hidden_layers is more than 10,000; correct it"):
+        folder_arguments(tmp_path, {})
 
 
 def test_what_is_missing_is_named_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

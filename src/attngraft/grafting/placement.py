@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 from attngraft.attention import CIRCUMSTANCES, Graft, GraftedModule, GraftType, HookPoint
-from attngraft.errors import GraftSpecError, HostError, check_types
+from attngraft.errors import GraftSpecError, HostError, UsageError, check_types
 from attngraft.grafting.fit import fit, why_missing
 from attngraft.grafting.spec import GraftSpec, Specification, Term, build_options, parse
 from attngraft.grafting.where import unmatched_hint
@@ -156,10 +156,16 @@ def _taken(host: Host, target: str, placements: list[Placement]) -> dict[str, Ho
 
 
 def build(placement: Placement) -> Graft:
-    """Build the module of a placement."""
+    """Build the module of a placement.
+
+    Raises:
+        UsageError: the graft type builds something else than a `Graft`.
+    """
     term, graft_type, hook_point = placement.term, placement.graft_type, placement.hook_point
     geometry = placement.site.geometry
     graft = graft_type.build(geometry, hook_point, term.options)
+    if not isinstance(graft, Graft):
+        raise UsageError(f"{term.name}: `build` must return an attngraft.attention.Graft, not {type(graft).__name__}")
     graft.hook_point, graft.kind = hook_point, term.name
     graft.options = {name: getattr(term.options, name) for name in vars(term.options)}
     known = {field.name for field in fields(geometry)}

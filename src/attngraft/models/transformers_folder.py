@@ -66,6 +66,7 @@ _NOT_GENERATION = {
 }
 _KERNELS = ("_implementation", "_implementation_internal")  #: endings of keys whose values name attention kernels
 #: Pillow's resampling filters by number
+_LAYERS = 10_000  #: most layers of a model
 _RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 
 
@@ -172,12 +173,27 @@ def _read_config(folder: Path) -> Any:
     try:
         check_folder(folder)
         with without_hub():  # a configuration may name a backbone, which transformers would look up
-            return transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+            config = transformers.AutoConfig.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False
+            )
     except Exception as error:  # configurations raise errors of many classes
         raise UsageError(
             f"{folder / CONFIG}: transformers {transformers.__version__} cannot read it ({first_line(error)}); update "
             "transformers, or save the folder again"
         ) from None
+    for name, value in _entries(config.to_dict()):
+        if "layer" in name and isinstance(value, int) and value > _LAYERS:  # each is created, one after the other
+            raise UsageError(f"{folder / CONFIG}: {name} is more than {_LAYERS:,}; correct it")
+    return config
+
+
+def _entries(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield names and values of a configuration and of those within it."""
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            yield from _entries(value)
+        else:
+            yield str(name), value
 
 
 def _fields(config: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from attngraft.errors import AttngraftError
+from attngraft.export.predict import open_model
 from attngraft.results.records import RecordCollector, RecordTable
 from attngraft.tasks.task import StepContext
 from attngraft.tasks.text.lengths import takes_padding
@@ -169,9 +170,14 @@ def test_the_tokenizer_of_a_run_is_kept(tmp_path: Path) -> None:
     other = write_pairs(tmp_path / "other", {"train": pairs[:20], "val": pairs[20:]})
     evaluation = evaluate_run(tmp_path / "run", data=str(other))
     assert len(evaluation.predictions.names) == 10
+    changed = "tokenizer .fitted in its folder. is missing or was changed"
+    settings = tmp_path / "run" / "fitted" / "translation.json"
+    settings.write_text(settings.read_text().replace('"start": ', '"start": 1'))
+    with pytest.raises(AttngraftError, match=changed):
+        open_model(str(tmp_path / "run"))
     for file in (tmp_path / "run" / "fitted").iterdir():
         file.unlink()
-    with pytest.raises(AttngraftError, match="tokenizer .fitted in its folder. is missing or was changed"):
+    with pytest.raises(AttngraftError, match=changed):
         evaluate_run(tmp_path / "run", data=str(other))
 
 

@@ -17,6 +17,7 @@ from attngraft.tasks.task import Batch
 
 Example = tuple[Tensor, Any]  #: image, and its label: a class index, or a 0/1 row with one entry per class
 
+_SMALLEST_CROP, _LARGEST_CROP = 0.01, 10.0
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # timm's default mean and std
 
 
@@ -44,7 +45,7 @@ class HostInput:
         """Create from the result of `timm.data.resolve_model_data_config`; missing keys take timm's defaults.
 
         Raises:
-            ConfigError: the host takes no images, or the number of channels is neither 1 nor 3.
+            ConfigError: the host takes no images, the number of channels is neither 1 nor 3, or the crop is out of range.
         """
         if (kind := config.get("kind", "images")) != "images":
             other = ", or add --task text_classification for texts" if kind == "text" else ""
@@ -57,6 +58,11 @@ class HostInput:
             raise ConfigError(
                 f"host: has {channels} input channels, but images have 1 (gray) or 3 (RGB); use --host-arg in_chans=3"
             )
+        crop_pct = float(config.get("crop_pct") or 0.875)
+        if not _SMALLEST_CROP <= crop_pct <= _LARGEST_CROP:
+            raise ConfigError(
+                f"host: crop_pct must be from {_SMALLEST_CROP} to {_LARGEST_CROP}, got {crop_pct:g}; correct it"
+            )
         return cls(
             channels=channels,
             height=height,
@@ -64,7 +70,7 @@ class HostInput:
             mean=_per_channel(config.get("mean", _IMAGENET[0]), channels),
             std=_per_channel(config.get("std", _IMAGENET[1]), channels),
             interpolation=config.get("interpolation", "bicubic"),
-            crop_pct=float(config.get("crop_pct") or 0.875),
+            crop_pct=crop_pct,
             crop_mode=config.get("crop_mode") or "center",
         )
 

@@ -67,6 +67,9 @@ class TranslationFacts(Facts):
                 raise FieldError(f"unigram.{name}", f"must have a number for each split; {min(missing)} is missing")
 
 
+_TOKENIZER = f"the run's tokenizer ({FITTED_FOLDER} in its folder) is missing or was changed; restore its files"
+
+
 class Translation(ConfiguredTask):
     """Translation of sentences by encoder-decoders.
 
@@ -114,9 +117,7 @@ class Translation(ConfiguredTask):
         if self._tokenizer is None:
             self._tokenizer = new_tokenizer(self.config, source.train, model_data_config)
         if self._expected not in (None, self._tokenizer.digest):
-            raise DataError(
-                f"the run's tokenizer ({FITTED_FOLDER} in its folder) is missing or was changed; restore its files"
-            )
+            raise DataError(_TOKENIZER)
         splits, notes = encode_pairs(source, self._tokenizer, self.config, model_data_config)
         facts = self._facts(source, splits)
         any_size = model_data_config["vocab_size"] is None  # a host for any vocabulary
@@ -227,6 +228,8 @@ class Translation(ConfiguredTask):
 
     def codec(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> TranslationCodec:
         self._positions = model_data_config.get("max_length")
+        if self._tokenizer is None or self._tokenizer.digest != facts["input"]["tokenizer"]:
+            raise DataError(_TOKENIZER)
         return self._codec()
 
     @classmethod

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attngraft.errors import ConfigError, DataError
+from attngraft.errors import AttngraftError, ConfigError, DataError
 from attngraft.strict import read
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources import ImageSource, open_source
@@ -152,6 +152,19 @@ def test_parquet_holds_what_it_holds(pictures: Path) -> None:
     (pictures / "bad.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match=r"bad\.parquet: cannot be read as \.parquet"):
         parts_of(pictures / "bad.parquet")
+
+
+def test_a_text_that_parquet_stores_once_is_unpacked_within_limits(
+    pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    monkeypatch.setattr("attngraft.opening.UNPACKED_FREE", 2**21)
+    text = pa.DictionaryArray.from_arrays(pa.array([0] * 50_000, pa.int32()), ["x" * 2000])
+    parquet.write_table(pa.table({"path": text, "label": text}), pictures / "bomb.parquet")
+    with pytest.raises(AttngraftError, match=r"bomb\.parquet: .*unpacks from .* to .*, more than"):
+        parts_of(pictures / "bomb.parquet")
 
 
 def test_a_table_for_each_part_and_one_alone_in_a_folder(pictures: Path) -> None:

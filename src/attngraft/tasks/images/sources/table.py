@@ -276,9 +276,15 @@ def check_parquet(path: Path, metadata: Any) -> None:
 def _parquet(path: Path) -> LabelTable:
     with arrow_errors(path) as pa:
         check_parquet(path, pa.parquet.read_metadata(path))
-        table = pa.parquet.read_table(path)
-        columns = {name: table[name].to_pylist() for name in table.column_names}
-    return LabelTable(where=str(path), columns=columns, numbers=list(range(len(table))))
+        file, size = pa.parquet.ParquetFile(path), 0
+        columns: dict[str, list[Any]] = {name: [] for name in file.schema_arrow.names}
+        for batch in file.iter_batches():  # each entry is a text of its own, while the file may have equal texts once
+            for name, column in zip(columns, batch.columns, strict=True):
+                plain = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+                size += plain.nbytes
+                check_unpacked(path, size, path.stat().st_size)
+                columns[name] += plain.to_pylist()
+    return LabelTable(where=str(path), columns=columns, numbers=list(range(file.metadata.num_rows)))
 
 
 @dataclass(frozen=True, kw_only=True)
