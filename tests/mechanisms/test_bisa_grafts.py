@@ -20,6 +20,7 @@ from attngraft.attention.geometry import Projection
 from attngraft.errors import GraftSpecError, HostError, UsageError
 from attngraft.export.fold import fold
 from attngraft.mechanisms.bisa import BidirectionalAttention, MixVariant
+from attngraft.mechanisms.bisa.mix import _over_tokens
 from attngraft.mechanisms.registry import graft_types
 from tests.conformance.weights import input_value, weight
 from tests.contract.timm.test_levit import TINY as TINY_LEVIT
@@ -324,6 +325,14 @@ def test_a_weights_graft_acts_on_self_attention_alone() -> None:
         other(IMAGES)
     torch.testing.assert_close(branches["bisa.inverse"], recording["blocks.0.attn"]["bisa.inverse"])
     assert not torch.allclose(branches["bisa.self"], recording["blocks.0.attn"]["bisa.self"])
+
+
+def test_equal_tokens_besides_padding_have_finite_gradients_in_float16() -> None:
+    heads = torch.ones(1, 2, 5, 4, dtype=torch.float16, requires_grad=True)
+    found = _over_tokens(heads, torch.tensor([[1, 1, 1, 1, 0]]))
+    assert found.dtype == torch.float16 and not found.any()
+    found.sum().backward()
+    assert heads.grad is not None and torch.isfinite(heads.grad).all()
 
 
 def test_the_value_rows_that_misa_leaves_unused_stay_still() -> None:

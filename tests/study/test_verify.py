@@ -65,6 +65,19 @@ def test_the_command_names_the_files_and_fails(study: Path) -> None:
         path.write_bytes(whole)
 
 
+def test_a_changed_split_gets_no_new_checksum(study: Path) -> None:
+    whole = (study / "split.csv").read_bytes()
+    (study / "split.csv").unlink()  # the runs share the file
+    (study / "split.csv").write_bytes(whole.replace(b",val", b",train", 1))
+    try:
+        with pytest.raises(AttngraftError, match=r"split\.csv: changed since the report was written .*copy that of a"):
+            report_only(
+                tiny(study, grafts=["cb"], seeds=1, epochs=1), tools=Tools(write_report=lambda _, folder: folder)
+            )
+    finally:
+        (study / "split.csv").write_bytes(whole)
+
+
 def test_damaged_costs_are_measured_again(study: Path, caplog: pytest.LogCaptureFixture) -> None:
     whole = (study / "cost.json").read_bytes()
     (study / "cost.json").write_bytes(whole.replace(b"1", b"2", 1))

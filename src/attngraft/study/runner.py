@@ -65,6 +65,7 @@ from attngraft.study.throughput import (
 )
 from attngraft.study.tracking import track_result
 from attngraft.study.until import UntilQueue, check_budget, planned_runs, until_plan
+from attngraft.tasks.task import SPLIT_FILE
 from attngraft.training.failures import is_out_of_memory
 from attngraft.training.lock import locked
 from attngraft.training.loop import train
@@ -193,6 +194,7 @@ def report_only(config: StudyConfig, *, tools: Tools | None = None) -> StudyResu
     refuse_other_variants(config)
     path = config.out / STUDY_FILE
     check_study_file(path, remedy="if you edited it, rerun attngraft compare without --report-only")
+    check_study_file(config.out / SPLIT_FILE, remedy="copy that of a finished run")
     _check_files(config.out)
     if path.is_file():
         config = with_first_round(config, study_from_dict(read_study_file(path), source=str(path)))

@@ -314,7 +314,10 @@ def _over_tokens(heads: Tensor, present: Tensor | None) -> Tensor:
     if present is None:
         normalized = F.layer_norm(heads.transpose(2, 3), heads.shape[2:3], eps=NORM_EPS)
         return normalized.transpose(2, 3)
-    counted = _present_tokens(present, heads).to(heads.dtype)
+    wide = heads.to(
+        torch.promote_types(heads.dtype, torch.float32)
+    )  # as layer_norm; a gradient exceeds float16's range
+    counted = _present_tokens(present, heads).to(wide.dtype)
     number = counted.sum(2, keepdim=True).clamp_min(1)
-    centred = (heads - (heads * counted).sum(2, keepdim=True) / number) * counted
-    return centred * (centred.square().sum(2, keepdim=True) / number + NORM_EPS).rsqrt()
+    centred = (wide - (wide * counted).sum(2, keepdim=True) / number) * counted
+    return (centred * (centred.square().sum(2, keepdim=True) / number + NORM_EPS).rsqrt()).to(heads.dtype)
