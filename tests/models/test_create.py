@@ -60,6 +60,11 @@ def test_a_model_without_weights_lists_similar_ones_with_weights() -> None:
         attngraft.create_model(name, pretrained=True)
 
 
+def test_no_argument_names_a_file_to_read() -> None:
+    with pytest.raises(HostError, match=r"checkpoint_path: weights are given in another way; use --weights FILE"):
+        attngraft.create_model("vit_tiny_patch16_224", checkpoint_path="/etc/passwd")
+
+
 def test_an_unknown_name_lists_similar_ones() -> None:
     with pytest.raises(UsageError, match=f"there is no model 'vit_tiny_patch16_225'.*did you mean {VIT}"):
         attngraft.create_model("vit_tiny_patch16_225", pretrained=True)
