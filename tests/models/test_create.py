@@ -61,7 +61,7 @@ def test_a_model_without_weights_lists_similar_ones_with_weights() -> None:
 
 
 def test_no_argument_names_a_file_to_read() -> None:
-    with pytest.raises(HostError, match=r"checkpoint_path: weights are given in another way; use --weights FILE"):
+    with pytest.raises(HostError, match=r"checkpoint_path: not supported; give weights with --weights FILE"):
         attngraft.create_model("vit_tiny_patch16_224", checkpoint_path="/etc/passwd")
 
 

@@ -94,7 +94,7 @@ def _with_exit_codes(verb: Callable[..., None], *, slow: bool = False) -> Callab
 
 
 def _refuse_deleted_folder() -> None:
-    """Raise a UsageError if the current folder was deleted, in which libraries of torch end the process."""
+    """Raise a UsageError if the current folder was deleted, since a library of torch would abort the process."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -200,7 +200,7 @@ def _limit_spinning() -> None:
 
 
 def _replace_backend() -> None:
-    """Replace matplotlib's backend of the environment, whose import fails if it is unknown; figures are files."""
+    """Make matplotlib ignore the backend of the environment, which fails if it is unknown; figures are only saved."""
     if "MPLBACKEND" in os.environ:
         os.environ["MPLBACKEND"] = "agg"
 

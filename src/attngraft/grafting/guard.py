@@ -148,7 +148,7 @@ def _wrapper_of(modules: tuple[nn.Module, ...]) -> str | None:
 
 
 def _compiles() -> bool:
-    """Return whether torch.compile was called since the last `torch._dynamo.reset()`, after which all is compiled anew."""
+    """Return whether torch.compile was called since the last `torch._dynamo.reset()`, which discards all compiled code."""
     frames = sys.modules.get("torch._dynamo.eval_frame")  # torchvision imports it without compiling
     backends = getattr(frames, "cached_backends", {} if frames is None else {0: "unknown"})
     return any(each is not None for each in backends.values())  # None stands for torch.compiler.disable

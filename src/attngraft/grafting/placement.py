@@ -159,7 +159,7 @@ def build(placement: Placement) -> Graft:
     """Build the module of a placement.
 
     Raises:
-        UsageError: the graft type builds something else than a `Graft`.
+        UsageError: the graft type's `build` does not return a `Graft`.
     """
     term, graft_type, hook_point = placement.term, placement.graft_type, placement.hook_point
     geometry = placement.site.geometry

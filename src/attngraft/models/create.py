@@ -131,8 +131,8 @@ def resolve_host(name: str, arguments: Mapping[str, Any]) -> tuple[str, Mapping[
 def _timm_model(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> nn.Module:
     if ":" not in name and not is_model(name.partition(".")[0]):  # timm resolves `hf-hub:...`, `local-dir:...`
         raise unknown_host(name)
-    if "checkpoint_path" in arguments:  # by which a received manifest or recipe would have timm read any file
-        raise HostError("host argument checkpoint_path: weights are given in another way; use --weights FILE")
+    if "checkpoint_path" in arguments:  # would let a received manifest or recipe make timm read any file
+        raise HostError("host argument checkpoint_path: not supported; give weights with --weights FILE")
     fetches = name.startswith(("hf-hub:", "hf_hub:")) or (pretrained and ":" not in name)
     with hub_or_cache(name) if fetches else nullcontext() as unreachable:
         try:

@@ -182,7 +182,7 @@ def _read_config(folder: Path) -> Any:
             "transformers, or save the folder again"
         ) from None
     for name, value in _entries(config.to_dict()):
-        if "layer" in name and isinstance(value, int) and value > _LAYERS:  # each is created, one after the other
+        if "layer" in name and isinstance(value, int) and value > _LAYERS:  # creating them would take forever
             raise UsageError(f"{folder / CONFIG}: {name} is more than {_LAYERS:,}; correct it")
     return config
 
@@ -353,7 +353,9 @@ def _data_config(processor: Mapping[str, Any]) -> dict[str, Any]:
     mean = [0.0] * 3 if plain else _numbers(processor["image_mean"])
     std = [1.0] * 3 if plain else _numbers(processor["image_std"])
     if len(mean) != len(std) or not all(map(math.isfinite, [*mean, *std])) or min(std, default=0) <= 0:
-        raise ValueError(f"image_mean {mean} and image_std {std} are not finite, equally many, and the latter above 0")
+        raise ValueError(
+            f"image_mean {mean} and image_std {std} must be finite and of the same length, and image_std positive"
+        )
     size = _sides(processor.get("size"))
     cropped = _sides(processor.get("crop_size")) if processor.get("do_center_crop") else {}
     edge = size.get("shortest_edge")

@@ -243,7 +243,7 @@ def _captioned_input(model: Any, source: str, shown: Mapping[str, Any]) -> dict[
     """Return the input of an encoder-decoder of images: their size and normalization, and what `_text_input` returns.
 
     Raises:
-        HostError: images are normalized with other channels than the encoder has, or a special token is unknown.
+        HostError: image_mean and the encoder differ in the number of channels, or a special token is not in the vocabulary.
     """
     encoder = model.config.encoder
     size = encoder.image_size if isinstance(encoder.image_size, list | tuple) else [encoder.image_size] * 2

@@ -30,7 +30,7 @@ MOST_PIXELS = 896  #: longest side of the image; the page shows it with at most 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskClass:
-    """A class in the masks of an image."""
+    """A class that occurs in the masks of an image."""
 
     name: str
     color: tuple[int, ...]  #: red, green, blue

@@ -523,7 +523,7 @@ def _cost_limit(study: Study) -> float:
 
 
 def _cost_seconds(study: Study) -> float:
-    """Return the seconds for measuring costs: a share of the time budget or, without one, of the estimated time."""
+    """Return the time for measuring costs in seconds, a share of the time budget or else of the estimated time."""
     limit = _cost_limit(study)
     if study.time_budget is not None or study.seconds is None:
         return limit

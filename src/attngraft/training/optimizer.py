@@ -34,11 +34,11 @@ def create_optimizer(model: nn.Module, recipe: Recipe, parts: ModelParts | None 
         ConfigError: timm does not have the optimizer or an argument.
     """
     config = recipe.optimizer
-    known = timm.optim.list_optimizers()
-    if config.name.lower().removeprefix("lookahead_") not in known:
+    known, plain = timm.optim.list_optimizers(), config.name.lower().removeprefix("lookahead_")
+    if plain not in known:
         near = did_you_mean(config.name, known)
         raise ConfigError(f"optimizer.name: timm has no optimizer {config.name!r}{near}; known: {', '.join(known)}")
-    info = timm.optim.get_optimizer_info(config.name.lower().removeprefix("lookahead_"))
+    info = timm.optim.get_optimizer_info(plain)
     if info.second_order:
         raise ConfigError(
             f"optimizer.name: {config.name} needs second derivatives, which are not computed; choose another"

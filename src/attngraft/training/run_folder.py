@@ -366,7 +366,8 @@ def read_run(folder: Path | str) -> RunRecord:
     refuse_special_files(run.path)
     facts, checksums = run.read_finished()
     finished = run.finished.exists()
-    for path in (run.recipe, run.environment, run.data, run.start, run.teacher, run.metrics, run.split):
+    fitted = [path for path in sorted(run.fitted.rglob("*")) if path.is_file()]  # tasks name those that are missing
+    for path in (run.recipe, run.environment, run.data, run.start, run.teacher, run.metrics, run.split, *fitted):
         run.check(path, checksums)
     data, recipe = _sections(run), run.read_recipe()
     if not checksums.entries:  # of an earlier version, or not finished: anything may have been written there since

@@ -104,7 +104,7 @@ WRONG: list[tuple[str, str, str, str, str]] = [
         "[" + '"a",' * 1000,
         "line 1: 5.png has more than 1,000 captions; remove some",
     ),
-    ("csv", "captions_val.csv", "A blue square .", "['a']", "row 2: the captions of 5.png are a list as text"),
+    ("csv", "captions_val.csv", "A blue square .", "['a']", "row 2: the captions of 5.png are a list in one cell"),
     ("csv", "captions_val.csv", "file_name,", "path,", r"no column file_name or image.*rename the column"),
     ("csv", "captions_val.csv", "A blue square .", "", "captions_val.csv: row 2: a caption of 5.png is empty"),
     ("csv", "captions_val.csv", "file_name,caption", "file_name,words", "no column captions or caption"),

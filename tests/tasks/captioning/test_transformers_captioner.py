@@ -207,9 +207,24 @@ def test_what_is_missing_is_named(
 @pytest.mark.parametrize(
     ("file", "field", "value", "message"),
     [
-        ("preprocessor_config.json", "image_mean", [0.5], r"are not finite, equally many, and the latter above 0"),
-        ("preprocessor_config.json", "image_std", [0.0] * 3, r"are not finite, equally many, and the latter above 0"),
-        ("preprocessor_config.json", "image_std", [math.nan] * 3, r"are not finite, equally many, and the latter"),
+        (
+            "preprocessor_config.json",
+            "image_mean",
+            [0.5],
+            r"must be finite and of the same length, and image_std positive",
+        ),
+        (
+            "preprocessor_config.json",
+            "image_std",
+            [0.0] * 3,
+            r"must be finite and of the same length, and image_std positive",
+        ),
+        (
+            "preprocessor_config.json",
+            "image_std",
+            [math.nan] * 3,
+            r"must be finite and of the same length, and image_std positive",
+        ),
         ("generation_config.json", "decoder_start_token_id", 99, r"decoder_start_token_id is 99, but the decoder has"),
         ("generation_config.json", "pad_token_id", -1, r"pad_token_id is -1, but the decoder has"),
     ],

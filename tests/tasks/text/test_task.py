@@ -15,7 +15,7 @@ import torch
 
 import attngraft
 from attngraft.cli import main
-from attngraft.errors import ConfigError, DataError, UsageError
+from attngraft.errors import ConfigError, DataError, TrainingError, UsageError
 from attngraft.export.predict import open_model
 from attngraft.export.run import export_run
 from attngraft.targets.judged import HostOptions, open_target
@@ -92,6 +92,10 @@ def test_a_run_keeps_its_tokenizer(trained: Path, tmp_path: Path) -> None:
     more = table(tmp_path / "more.csv", [(f"{text} Again and again.", label) for text, label in sentences(20, seed=5)])
     assert len(evaluate_run(trained, data=str(more)).predictions.names) == 4
     other = shutil.copytree(trained, tmp_path / "run")
+    changed = (other / "fitted" / FILE).read_text().replace('"a"', '"A"', 1)
+    (other / "fitted" / FILE).write_text(changed)
+    with pytest.raises(TrainingError, match=r"fitted/tokenizer\.json: damaged since the run finished"):
+        open_model(str(other))
     (other / "fitted" / FILE).unlink()
     with pytest.raises(DataError, match=r"fitted/tokenizer\.json in its folder\) is missing"):
         evaluate_run(other, data=str(more))

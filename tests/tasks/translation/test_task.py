@@ -173,7 +173,7 @@ def test_the_tokenizer_of_a_run_is_kept(tmp_path: Path) -> None:
     changed = "tokenizer .fitted in its folder. is missing or was changed"
     settings = tmp_path / "run" / "fitted" / "translation.json"
     settings.write_text(settings.read_text().replace('"start": ', '"start": 1'))
-    with pytest.raises(AttngraftError, match=changed):
+    with pytest.raises(AttngraftError, match=r"fitted/translation.json: damaged since the run finished"):
         open_model(str(tmp_path / "run"))
     for file in (tmp_path / "run" / "fitted").iterdir():
         file.unlink()

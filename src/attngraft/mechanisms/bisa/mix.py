@@ -316,7 +316,7 @@ def _over_tokens(heads: Tensor, present: Tensor | None) -> Tensor:
         return normalized.transpose(2, 3)
     wide = heads.to(
         torch.promote_types(heads.dtype, torch.float32)
-    )  # as layer_norm; a gradient exceeds float16's range
+    )  # as in layer_norm; gradients can exceed the range of float16
     counted = _present_tokens(present, heads).to(wide.dtype)
     number = counted.sum(2, keepdim=True).clamp_min(1)
     centred = (wide - (wide * counted).sum(2, keepdim=True) / number) * counted

@@ -130,7 +130,7 @@ class CaptioningCodec(Codec):
         grid = self._encoder_config is not None
         fits = array.dtype.kind == "f" and array.ndim == 2 and array.shape[1] == self._shape[1]
         if fits and not (grid and len(array) > LARGEST_ROWS):
-            with np.errstate(over="ignore"):  # to infinity, which is refused
+            with np.errstate(over="ignore"):  # gives infinity, which is refused
                 found = array[: None if grid else REGIONS].astype(np.float32)
             if not mistake(found):
                 return torch.from_numpy(found)

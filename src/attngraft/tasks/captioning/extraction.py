@@ -20,8 +20,10 @@ from attngraft.suggest import cut
 from attngraft.tasks.captioning.encoder import EncoderConfig, create_encoder, read_images
 from attngraft.tasks.captioning.features import ENDING, described, key_of, open_hdf5
 
-_STAMP = "image"  #: attribute of an image's rows that shows whether the image has changed; older files lack it
-_COMPARED = 2**16  #: bytes at the start of an image of which the digest is
+_STAMP = (
+    "image"  #: attribute of an image's array, by which a changed image is found; absent in files of earlier versions
+)
+_COMPARED = 2**16  #: number of bytes at the start of an image's file that are hashed
 
 
 class FeatureWriter:
@@ -102,13 +104,13 @@ class FeatureWriter:
                 )
 
     def has(self, name: str, image: Path) -> bool:
-        """Return whether an image's features are in the file, of the image as it is now."""
+        """Return whether the file has features of an image, computed since the image last changed."""
         with self._reopening():
             entry = self._file.get(f"{key_of(name)}{ENDING}")
             return entry is not None and entry.attrs.get(_STAMP) in (None, _stamp(image))
 
     def add(self, features: Mapping[str, Tensor], images: Mapping[str, Path]) -> None:
-        """Write the rows (R, C) of some images, by name, to the disk, with what shows whether the images change.
+        """Write the rows (R, C) of some images, by name, to the disk, with a digest of each image.
 
         Raises:
             StorageError: the disk is full.
@@ -124,7 +126,7 @@ class FeatureWriter:
 
 
 def _stamp(image: Path) -> str:
-    """Return the size of an image's file and a digest of its start; empty if it cannot be read."""
+    """Return the size of an image's file and a digest of its beginning; empty if it cannot be read."""
     try:
         with open_regular(image) as file:
             return f"{os.fstat(file.fileno()).st_size} {hashlib.sha256(file.read(_COMPARED)).hexdigest()[:16]}"

@@ -31,8 +31,8 @@ from attngraft.tasks.captioning.source import CaptionedImages, CaptionSource
 
 ENDING = "_features"
 REGIONS = 50  #: most regions of a detector that are used
-LARGEST = 1e10  #: number in features; the squares of larger ones overflow
-LARGEST_ROWS = 2**14  #: of a host's grid; time and memory of attention grow with the square
+LARGEST = 1e10  #: largest absolute value in features; squares of larger ones may overflow
+LARGEST_ROWS = 2**14  #: most rows of a grid; attention takes time and memory that grow with their square
 
 _ENCODER = ("host", "args", "pretrained", "weights")  #: attributes of our own files
 _USUAL = ("features.h5", "features.hdf5")
@@ -164,7 +164,7 @@ class FeatureFile:
         with self._dataset(key, name) as dataset:
             entries = max(dataset.size, math.prod(dataset.chunks or ()))  # a chunk is read as a whole
             check_unpacked(self.path, entries * dataset.dtype.itemsize, self.path.stat().st_size)
-            with np.errstate(over="ignore"):  # to infinity, which is refused
+            with np.errstate(over="ignore"):  # gives infinity, which is refused
                 rows: np.ndarray = dataset[: None if self.encoder is not None else REGIONS].astype(np.float32)
         if found := mistake(rows):
             raise DataError(f"{self.path}: {key}{ENDING} of {cut(name)} {found}; compute it again")
@@ -172,7 +172,7 @@ class FeatureFile:
 
     @contextmanager
     def _dataset(self, key: str, name: str) -> Iterator[Any]:
-        """Open the rows of an image, whose form is checked."""
+        """Open the array of an image after checking its shape and dtype."""
         import h5py
 
         entry, what = f"{key}{ENDING}", f"{self.path}: {key}{ENDING}"

@@ -85,7 +85,7 @@ def read_coco_captions(file: Path, *, split: str) -> list[Captioned]:
         for number, entry in enumerate(content["images"]):
             key = entry["id"]
             if type(key) is not int or key in found:
-                raise ValueError(f"the id {quoted(key)} of image {number} is no whole number, or the id of two images")
+                raise ValueError(f"the id {quoted(key)} of image {number} is not an integer, or the id of two images")
             found[key] = Captioned(name=_name(entry["file_name"]), where=f"{file}: image {key}", key=key, folder=split)
         for number, entry in enumerate(content.get("annotations", ())):
             where = f"{file}: annotation {quoted(entry.get('id', number))}"
@@ -116,7 +116,7 @@ def read_karpathy(file: Path) -> list[Captioned]:
                 )
             key, folder = entry.get("cocoid"), entry.get("filepath")
             if key is not None and type(key) is not int:
-                raise ValueError(f"the cocoid {quoted(key)} of image {number} is no whole number")
+                raise ValueError(f"the cocoid {quoted(key)} of image {number} is not an integer")
             image = Captioned(
                 name=_name(entry["filename"]),
                 where=where,
@@ -148,7 +148,7 @@ def read_caption_table(file: Path) -> list[Captioned]:
         image = found.setdefault(name, Captioned(name=name, where=where))
         if isinstance(captions, str) and _LIST.fullmatch(captions):
             raise DataError(
-                f"{where}: the captions of {cut(name)} are a list as text; write a row for each caption, or a .jsonl"
+                f"{where}: the captions of {cut(name)} are a list in one cell; write a row for each caption, or a .jsonl"
             )
         for caption in captions if isinstance(captions, list) else [captions]:
             image.add(caption, where)
@@ -195,7 +195,7 @@ def _name(value: Any) -> str:
 
 
 def _is_unicode(text: str) -> bool:
-    """Return whether a text has no half of a character, which JSON can contain."""
+    """Return whether `text` is free of lone surrogates, which JSON may contain."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 

@@ -21,7 +21,7 @@ from attngraft.tasks.captioning.cider import ORDERS, Frequencies, Tokens, cider_
 
 DOCUMENT_FREQUENCIES = "the document frequencies of CIDEr-D"
 _BETA = 1.2  #: weight of recall in ROUGE-L
-_PATIENCE = 1800.0  #: seconds until the program of METEOR is ended, which may never answer
+_PATIENCE = 1800.0  #: seconds until METEOR's Java program is killed if it does not answer
 _TINY, _SMALL = 1e-15, 1e-9  #: added to counts by COCO's evaluation, so that BLEU without matches is nearly 0
 
 
@@ -131,9 +131,9 @@ def meteor(hypotheses: Sequence[Sequence[str]], references: Sequence[Sequence[Se
         timer.start()
         score = float(scorer.compute_score(truth, {i: [" ".join(each)] for i, each in enumerate(hypotheses)})[0])
         if not math.isfinite(score):
-            raise ValueError(f"its answer is {score}")
+            raise ValueError(f"the score is {score}")
         return 100 * score
-    except Exception as error:  # of any class: the program answers nothing, or other text
+    except Exception as error:  # of any class: the program may print nothing, or something else
         if scorer is not None and scorer.lock.locked():  # on which its __del__ would wait
             scorer.lock.release()
         return f"METEOR: not computed (its Java program failed: {first_line(error)})"

@@ -330,7 +330,7 @@ class Captioning(ConfiguredTask):
         return rewards - baseline
 
     def _rewards(self) -> CiderReward:
-        """Return CIDEr-D with the captions of the training images."""
+        """Return the reward: CIDEr-D against the reference captions of the training images."""
         if self._reward is None:
             references = self._known().reference_ids(self._parts["train"].captions)
             self._reward = CiderReward(references, documents=self.config.reward.documents)

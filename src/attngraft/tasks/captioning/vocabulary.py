@@ -112,7 +112,7 @@ class Vocabulary(CaptionTokens):
         return np.array(ids if max_length is None else ids[: max_length + 1], dtype=np.int64)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the words, separated by spaces, without <bos> and <pad>."""
+        """Return the words up to <eos>, separated by spaces, without <bos> and <pad>."""
         found = list[str]()
         for each in ids:
             if (number := int(each)) == EOS:

@@ -92,7 +92,7 @@ class _Opened:
     pixels: np.ndarray  #: all bytes behind the table
 
     def __del__(self) -> None:
-        self.file.close()  # without the warning of an unclosed file
+        self.file.close()  # else Python warns that the file was not closed
 
 
 class DecodedFile:

@@ -184,7 +184,7 @@ def _absent(train: PackedClouds, classes: Sequence[str]) -> list[str]:
 
 
 def _padded(clouds: PackedClouds) -> list[str]:
-    """Return a note on clouds of which most points equal the last."""
+    """Return a note on clouds in which more than half of the points equal the last one."""
     found = [
         name
         for name, (first, end) in zip(clouds.names, clouds.ranges.tolist(), strict=True)

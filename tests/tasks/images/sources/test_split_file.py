@@ -108,7 +108,9 @@ def test_names_that_are_formulas_read_back(other: str, tmp_path: Path) -> None:
 def test_other_files_are_not_overwritten(folder: Path, tmp_path: Path) -> None:
     data, path = load(folder), tmp_path / "data.csv"
     path.write_text("path,label\n")
-    with pytest.raises(DataError, match=r"data.csv: is no split file, so it is not overwritten; choose another name"):
+    with pytest.raises(
+        DataError, match=r"data.csv: is not a split file, so it is not overwritten; choose another name"
+    ):
         saved(data, path)
     assert path.read_text() == "path,label\n"
     path.write_text("name,part\n")

@@ -258,7 +258,7 @@ def save_split(path: Path, parts: Mapping[str, Named]) -> Path:
     """Write the names of the examples of all parts (train and val, or folds) to `path`.
 
     Raises:
-        DataError: two examples have the same name, or `path` is another file than a split.
+        DataError: two examples have the same name, or `path` exists and is not a split file.
         StorageError: the file cannot be written.
     """
     names = Counter(name for examples in parts.values() for name in examples.names)
@@ -268,7 +268,7 @@ def save_split(path: Path, parts: Mapping[str, Named]) -> Path:
     if path.is_file():
         with open_regular(path) as file:
             if (start := file.read(9)) and start != ",".join(HEADER).encode():
-                raise DataError(f"{path}: is no split file, so it is not overwritten; choose another name")
+                raise DataError(f"{path}: is not a split file, so it is not overwritten; choose another name")
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(HEADER)

@@ -278,7 +278,7 @@ def _parquet(path: Path) -> LabelTable:
         check_parquet(path, pa.parquet.read_metadata(path))
         file, size = pa.parquet.ParquetFile(path), 0
         columns: dict[str, list[Any]] = {name: [] for name in file.schema_arrow.names}
-        for batch in file.iter_batches():  # each entry is a text of its own, while the file may have equal texts once
+        for batch in file.iter_batches():  # in memory, equal texts of a dictionary are repeated
             for name, column in zip(columns, batch.columns, strict=True):
                 plain = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
                 size += plain.nbytes
