@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
+from timm.layers import PatchEmbed
 
 import attngraft.cli as cli
 from attngraft.cli.output import TerminalFormatter, output_console, print_rows
@@ -80,6 +82,15 @@ def test_the_file_in_use_is_named(call: Callable[..., tuple[int, str]], tmp_path
     except TypeError as error:
         _, said = call(error)
         assert f"file in use: {tmp_path / 'a.json'}; check that this file is intact" in said
+
+
+def test_an_error_in_a_model_is_not_ours(call: Callable[..., tuple[int, str]]) -> None:
+    with pytest.raises(AssertionError) as raised:
+        PatchEmbed(img_size=8, patch_size=4)(torch.zeros(1, 3, 4, 4))
+    code, said = call(raised.value)
+    assert code == 1
+    assert re.match("attngraft: `attngraft verb`: the model cannot process its input: AssertionError: Input height", said)
+    assert "check the host's arguments (host.args in the recipe)" in said and said.count("\n") == 1
 
 
 def test_debug_prints_the_traceback(call: Callable[..., tuple[int, str]]) -> None:

@@ -20,6 +20,7 @@ from timm.data import resolve_model_data_config
 import attngraft
 from attngraft.cli import main
 from attngraft.errors import HostError, UsageError
+from attngraft.models.schemes import build_anywhere
 from attngraft.models.unavailable import why_no_weights
 from tests.models.hub_cache import fill
 
@@ -63,6 +64,19 @@ def test_a_model_without_weights_lists_similar_ones_with_weights() -> None:
 def test_no_argument_names_a_file_to_read() -> None:
     with pytest.raises(HostError, match=r"checkpoint_path: not supported; give weights with --weights FILE"):
         attngraft.create_model("vit_tiny_patch16_224", checkpoint_path="/etc/passwd")
+
+
+@pytest.mark.parametrize("number", [2**31, 10**30, [8, 10**9]])
+def test_arguments_that_fill_the_memory_are_refused(number: Any) -> None:
+    with pytest.raises(HostError, match=r"host argument depth: .* is above 1,000,000; correct it"):
+        attngraft.create_model(VIT, depth=number)
+
+
+def test_endless_layers_are_refused() -> None:
+    one = torch.nn.Identity()
+    with pytest.raises(HostError, match=r"more than 100,000 modules; correct its arguments"):
+        build_anywhere(lambda: torch.nn.Sequential(*[one] * 200_000))
+    build_anywhere(lambda: torch.nn.Sequential(*[one] * 50_000))
 
 
 def test_an_unknown_name_lists_similar_ones() -> None:

@@ -79,6 +79,7 @@ def test_timm_is_the_default_scheme() -> None:
     second = attngraft.create_model("timm:vit_tiny_patch16_224", **tiny)
     assert torch.equal(first.head.weight, second.head.weight)
     assert host_input("timm:vit_tiny_patch16_224", tiny) == host_input("vit_tiny_patch16_224", tiny)
+    assert host_input("vit_tiny_patch16_224", {**tiny, "in_chans": None}) == host_input("vit_tiny_patch16_224", tiny)
     assert type(create_host("attngraft:t2t_vit_14", depth=1)).__name__ == "T2TViT"
 
 

@@ -140,6 +140,10 @@ def test_the_moving_average_is_asked_for() -> None:
 
 
 def test_settings_without_effect_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    recipe = toy_recipe(optimizer={"name": "adamw", "momentum": 0.5, "betas": [0.8, 0.9]})
+    optimizer = {"name": "adamw", "momentum": 0.5, "betas": [0.8, 0.9]}
+    recipe = toy_recipe(optimizer=optimizer, schedule={"name": "poly", "decay_epochs": 3, "decay_rate": 2})
     create_optimizer(nn.Linear(2, 2), recipe)
-    assert caplog.messages == ["optimizer.momentum=0.5 has no effect: adamw does not have it"]
+    assert caplog.messages == [
+        "optimizer.momentum=0.5 has no effect: adamw does not have it",
+        "schedule.decay_epochs has no effect: schedule.name is poly, not step",
+    ]

@@ -31,7 +31,7 @@ from attngraft.cli.paper import paper
 from attngraft.cli.plan import plan
 from attngraft.cli.predict import predict
 from attngraft.cli.train import train
-from attngraft.cli.unexpected import UNEXPECTED, print_traceback, report_unexpected, tracebacks
+from attngraft.cli.unexpected import print_traceback, report_unexpected, tracebacks
 from attngraft.errors import AttngraftError, UsageError
 from attngraft.leaving import leave_now
 from attngraft.suggest import quoted
@@ -87,8 +87,7 @@ def _with_exit_codes(verb: Callable[..., None], *, slow: bool = False) -> Callab
                     err=True,
                 )
                 raise typer.Exit(1) from None
-            report_unexpected(error)
-            raise typer.Exit(UNEXPECTED) from None
+            raise typer.Exit(report_unexpected(error)) from None
 
     return run
 
@@ -231,8 +230,7 @@ def main(arguments: list[str] | None = None) -> None:
         ):  # typer ends quietly if the reader of the output has ended, but only with its error number
             raise SystemExit(1) from None
         except Exception as error:  # outside of the commands, which report their own
-            report_unexpected(error)
-            raise SystemExit(UNEXPECTED) from None
+            raise SystemExit(report_unexpected(error)) from None
     except SystemExit as end:
         if arguments is None and isinstance(end.code, int) and (end.code == INTERRUPTED or "torch" in sys.modules):
             leave_now(end.code)

@@ -19,13 +19,27 @@ tracebacks = logging.getLogger("attngraft.tracebacks")  #: at DEBUG, tracebacks 
 
 _NAMES = ("path", "file", "folder")  #: of variables that hold the file in use
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_MODELS = os.path.join(_PACKAGE, "models", "")
+_TORCH = f"{os.sep}site-packages{os.sep}torch{os.sep}"
+_TORCH_MODULE = os.path.join(_TORCH, "nn", "modules", "module.py")
 
 
-def report_unexpected(error: BaseException) -> None:
-    """Print what was being done, the error, the file in use if known, what to try, and where the traceback is."""
+def report_unexpected(error: BaseException) -> int:
+    """Print what was being done, the error, the file in use if known, what to try, and where the traceback is.
+
+    Returns:
+        the exit code: 70, or 1 if a model raised the error, as for host arguments that do not fit.
+    """
     text = "".join(traceback.format_exception(error))
     if tracebacks.isEnabledFor(logging.DEBUG):
         echo(text, err=True)
+    if _in_model(error):
+        echo(
+            f"attngraft: `{cut(command_line(), 200)}`: the model cannot process its input: {one_line(error)}; check the "
+            f"host's arguments (host.args in the recipe) and the sizes of the data{_written(text)}",
+            err=True,
+        )
+        return 1
     file = _file_in_use(error)
     used = f", file in use: {cut(file, 200)}" if file else ""
     echo(
@@ -33,6 +47,17 @@ def report_unexpected(error: BaseException) -> None:
         f"{_remedy(error, file)}{_written(text)}",
         err=True,
     )
+    return UNEXPECTED
+
+
+def _in_model(error: BaseException) -> bool:
+    """Return whether code of a model, in any package, raised the error in a module's forward pass."""
+    if isinstance(error, MemoryError | OSError):
+        return False
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    own = [file.startswith(_PACKAGE) and not file.startswith(_MODELS) for file in files]
+    inner = files[len(files) - own[::-1].index(True) :] if True in own else files  # behind the caller of the model
+    return any(file.endswith(_TORCH_MODULE) for file in inner) and any(_TORCH not in file for file in inner)
 
 
 def _remedy(error: BaseException, file: str) -> str:

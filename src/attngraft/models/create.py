@@ -18,6 +18,7 @@ from attngraft.models.schemes import (
     Started,
     build_anywhere,
     creation_errors,
+    refuse_huge_numbers,
     refuse_others_model,
     split_scheme,
     unknown_host,
@@ -95,6 +96,7 @@ def start_host(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> 
         UsageError, HostError: as in `create_host`.
     """
     scheme, rest = split_scheme(name)
+    refuse_huge_numbers(arguments)
     with caches_alone(name):
         if scheme == "torchvision":
             from attngraft.models.torchvision_host import start

@@ -40,9 +40,10 @@ def host_input(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         raise UsageError(_unknown_input(scheme, f"{scheme}:{rest}"))
     config: dict[str, Any] = resolve_model_data_config(model)
     channels, height, width = config["input_size"]
-    size = arguments.get("img_size", (height, width))
+    given = {key: value for key, value in arguments.items() if value is not None}  # timm uses its default for None
+    size = given.get("img_size", (height, width))
     height, width = (size, size) if isinstance(size, int) else size
-    size_of = {"input_size": (arguments.get("in_chans", channels), height, width)}
+    size_of = {"input_size": (given.get("in_chans", channels), height, width)}
     return config | size_of | {"any_size": {} if scheme == "module" else _any_size(model)}
 
 

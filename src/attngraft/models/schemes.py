@@ -24,6 +24,7 @@ import timm
 import torch
 from timm.models import is_model, list_models, model_entrypoint
 from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
 
 from attngraft.errors import AttngraftError, HostError, UsageError
 from attngraft.files import user_path
@@ -32,6 +33,7 @@ from attngraft.models.weights import Fitted, WeightsFile
 from attngraft.suggest import MOST, did_you_mean, quoted
 
 SCHEMES = ("timm", "attngraft", "torchvision", "hf", "module")
+_MODULES, _LARGEST = 100_000, 1_000_000  #: most modules of a host, and its largest whole number
 _TIMM_SOURCES = ("hf-hub", "hf_hub", "local-dir")  #: timm's own schemes
 _OTHER_NAMES = {"huggingface": "hf", "transformers": "hf", "python": "module", "tv": "torchvision"}
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -77,14 +79,44 @@ def build_anywhere(factory: Callable[[], nn.Module]) -> nn.Module:
     """Call `factory`; if it fails on the meta device, because it reads values, call it again on the CPU.
 
     Hosts of timm before 1.0.21 read the rates of stochastic depth from a tensor.
+
+    Raises:
+        HostError: the model has more than 100,000 modules, which would fill the memory.
     """
-    if torch.empty(0).device.type != "meta":
-        return factory()
+    left = _MODULES
+
+    def count(*_: object) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise HostError(f"the host has more than {_MODULES:,} modules; correct its arguments, such as its depth")
+
+    hook = register_module_module_registration_hook(count)
     try:
-        return factory()
-    except Exception:  # user code and other packages' code raise errors of any class
-        with torch.device("cpu"):
+        if torch.empty(0).device.type != "meta":
             return factory()
+        try:
+            return factory()
+        except HostError:
+            raise
+        except Exception:  # user code and other packages' code raise errors of any class
+            left = _MODULES
+            with torch.device("cpu"):
+                return factory()
+    finally:
+        hook.remove()
+
+
+def refuse_huge_numbers(arguments: Mapping[str, Any]) -> None:
+    """Check that no argument of a host is a number of parts that would fill the memory.
+
+    Raises:
+        HostError: a whole number above a million.
+    """
+    for name, value in arguments.items():
+        for each in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(each, int) and abs(each) > _LARGEST:
+                raise HostError(f"host argument {name}: {quoted(each)} is above {_LARGEST:,}; correct it")
 
 
 def last_layer(model: nn.Module, classes: int | None) -> str | None:

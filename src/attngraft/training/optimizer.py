@@ -24,6 +24,13 @@ from attngraft.training.recipe import OptimizerConfig, Recipe
 
 log = logging.getLogger(__name__)
 
+#: fields of the schedule that only some schedules use
+_OF_SCHEDULES = {
+    "decay_epochs": ("step",),
+    "decay_milestones": ("multistep",),
+    "decay_rate": ("step", "multistep", "poly"),
+}
+
 
 def create_optimizer(model: nn.Module, recipe: Recipe, parts: ModelParts | None = None) -> torch.optim.Optimizer:
     """Return the recipe's optimizer for the `parameter_groups` of `model`.
@@ -47,6 +54,11 @@ def create_optimizer(model: nn.Module, recipe: Recipe, parts: ModelParts | None 
     for name, value in given.items():
         if value is not None and not getattr(info, f"has_{name}"):
             log.warning("optimizer.%s=%s has no effect: %s does not have it", name, value, config.name)
+    schedule = recipe.schedule
+    for name, schedules in _OF_SCHEDULES.items():
+        if getattr(schedule, name) and schedule.name not in schedules and not recipe.stages:  # they may use it
+            used = " or ".join(schedules)
+            log.warning("schedule.%s has no effect: schedule.name is %s, not %s", name, schedule.name, used)
     arguments = {name: value for name, value in given.items() if value is not None} | dict(config.args)
     try:
         optimizer = timm.optim.create_optimizer_v2(

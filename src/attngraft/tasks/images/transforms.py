@@ -14,7 +14,7 @@ from timm.data.transforms import MaybeToTensor
 from torch import Tensor
 from torchvision.transforms import Compose, Normalize, RandomCrop, RandomHorizontalFlip, RandomVerticalFlip
 
-from attngraft.errors import ExportError
+from attngraft.errors import ConfigError, ExportError
 from attngraft.suggest import one_line
 from attngraft.tasks.images.config import AugmentConfig
 from attngraft.tasks.images.inputs import HostInput, image_to_tensor
@@ -38,10 +38,17 @@ class TransformPlan:
     def decide(
         cls, config: AugmentConfig, host: HostInput, *, image_size: tuple[int, int], mirrored: bool
     ) -> TransformPlan:
-        """Choose values for images of `image_size` (width, height); `mirrored`: flipping keeps the class."""
+        """Choose values for images of `image_size` (width, height); `mirrored`: flipping keeps the class.
+
+        Raises:
+            ConfigError: the shifts are larger than the host's input.
+        """
         small = host.holds(image_size)
         crop = config.crop if config.crop != "auto" else ("pad" if small else "resized")
-        padding = min(host.height, host.width) // 8 if config.padding is None else config.padding
+        side = min(host.height, host.width)
+        padding = side // 8 if config.padding is None else config.padding
+        if crop == "pad" and padding > side:
+            raise ConfigError(f"task.augment.padding: shifts of {padding} pixels leave nothing of {side}; use fewer")
         hflip = (0.5 if mirrored else 0.0) if config.hflip is None else config.hflip
         return cls(
             crop=crop,
