@@ -107,6 +107,13 @@ def test_a_graft_changes_no_rate_of_the_host(host: str) -> None:
     assert plain == {name: value for name, value in with_grafts.items() if ".grafts." not in name}
 
 
+def test_the_rate_is_known_where_that_of_the_first_layers_is_rounded_to_zero() -> None:
+    recipe = recipe_of("vit", None, layer_decay=1e-300)
+    optimizer = create_optimizer(build_model(recipe, {"num_classes": 3}), recipe)
+    create_schedule(optimizer, recipe, steps=5).step_update(0)
+    assert learning_rate(optimizer) == pytest.approx(1e-2)
+
+
 @pytest.mark.parametrize("host", HOSTS)
 def test_rates_through_the_schedule(host: str) -> None:
     recipe = recipe_of(host, "cb_s", layer_decay=0.5, graft_lr_scale=10.0)

@@ -76,7 +76,7 @@ def create_optimizer(model: nn.Module, recipe: Recipe, parts: ModelParts | None 
 
 def learning_rate(optimizer: torch.optim.Optimizer) -> float:
     """Return the schedule's current learning rate, before the groups' own scales."""
-    group = optimizer.param_groups[0]
+    group = max(optimizer.param_groups, key=lambda each: each.get("lr_scale", 1.0))  # the first may be rounded to 0
     return float(group["lr"]) / float(group.get("lr_scale", 1.0))
 
 
