@@ -54,9 +54,9 @@ test: lint
 slow: $(VENV)/installed-dev
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS) -m "slow and not product"
 
-# An hour for 19 formats, divided among the processes.
+# An hour for all formats, divided among the processes.
 fuzz: $(VENV)/installed-dev
-	ATTNGRAFT_FUZZ_SECONDS=$$((3600 * $(JOBS) / 19)) $(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS) \
+	ATTNGRAFT_FUZZ_SECONDS=$$((3600 * $(JOBS))) $(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS) \
 		-m slow tests/fuzzing
 
 product: $(VENV)/installed-dev

@@ -89,7 +89,9 @@ def test_an_error_in_a_model_is_not_ours(call: Callable[..., tuple[int, str]]) -
         PatchEmbed(img_size=8, patch_size=4)(torch.zeros(1, 3, 4, 4))
     code, said = call(raised.value)
     assert code == 1
-    assert re.match("attngraft: `attngraft verb`: the model cannot process its input: AssertionError: Input height", said)
+    assert re.match(
+        "attngraft: `attngraft verb`: the model cannot process its input: AssertionError: Input height", said
+    )
     assert "check the host's arguments (host.args in the recipe)" in said and said.count("\n") == 1
 
 

@@ -515,6 +515,35 @@ def odd_grafts(valid: Mapping[str, bytes]) -> st.SearchStrategy[Files]:
     return st.builds(content, manifests, replaced, st.booleans())
 
 
+def odd_weights(valid: Mapping[str, bytes]) -> st.SearchStrategy[Files]:
+    """A file of torch in which some entries and tensors are others."""
+    whole = torch.load(io.BytesIO(valid["x.pth"]), weights_only=True)
+    state = whole["model"]
+    others = [
+        lambda t: t[:0],
+        lambda t: t[None],
+        lambda t: t * torch.nan,
+        lambda t: t.to(torch.int8),
+        lambda t: t.to_sparse(),
+        lambda t: t.to("meta"),
+        lambda t: t.reshape(-1)[:1].expand(10**6),
+        lambda t: 3,
+        lambda t: "x",
+        lambda t: {"x": t},
+    ]
+    names = st.sampled_from([*state, *(f"module.{name}" for name in state), "x", "", "host.x"])
+    replaced = st.dictionaries(names, st.sampled_from(others), max_size=3)
+    keys = st.sampled_from(["model", "state_dict", "model_ema", "arch", "args", "epoch", "x", 3])
+
+    def content(changes: Mapping[str, Any], key: Any, others: Mapping[Any, Any]) -> Files:
+        found = state | {name: change(state.get(name, torch.ones(2))) for name, change in changes.items()}
+        stream = io.BytesIO()
+        torch.save({**others, key: found}, stream)
+        return {"x.pth": stream.getvalue()}
+
+    return st.builds(content, replaced, keys, st.dictionaries(keys, anything(["vit_tiny_patch16_224"]), max_size=3))
+
+
 def odd_run(valid: Mapping[str, bytes]) -> st.SearchStrategy[Files]:
     """A run of an earlier version, which has no checksums, with other contents."""
     facts = {key: value for key, value in json.loads(valid["finished.json"]).items() if key not in ("files", "sha256")}

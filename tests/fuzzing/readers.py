@@ -26,6 +26,9 @@ from attngraft.errors import ConfigError
 from attngraft.export.run import export_run
 from attngraft.grafting.io import read_graft_file
 from attngraft.grafting.spec import GraftSpec, parse
+from attngraft.models.create import resolve_host
+from attngraft.models.host_input import host_input
+from attngraft.models.weights import read_weights
 from attngraft.results.records import RecordTable, open_records, write_records
 from attngraft.results.storage import read_study
 from attngraft.saved.folder import load
@@ -45,6 +48,12 @@ from attngraft.tasks.images.opening import open_images
 from attngraft.tasks.points.source import load_clouds
 from attngraft.tasks.segmentation.config import MaskDataConfig
 from attngraft.tasks.segmentation.source import count_labels, open_masks
+from attngraft.tasks.text.config import TextDataConfig
+from attngraft.tasks.text.source import open_texts
+from attngraft.tasks.translation.config import TranslationConfig, TranslationDataConfig
+from attngraft.tasks.translation.source import open_pairs
+from attngraft.tasks.translation.tokenizer import read_tokenizer
+from attngraft.tasks.translation.trained import special_ids, train_bpe
 from attngraft.training.build import task_of
 from attngraft.training.evaluate import trained_model
 from attngraft.training.recipe import load_recipe, recipe_to_dict
@@ -65,6 +74,7 @@ from tests.fuzzing.odd import (
     odd_specification,
     odd_tar,
     odd_text,
+    odd_weights,
     odd_words,
     odd_yaml,
     png,
@@ -78,6 +88,8 @@ from tests.tasks.detection.scenes import write_voc, write_yolo
 from tests.tasks.images.datasets import make_folder, picture
 from tests.tasks.points.files import CUBE, drawn, write_npy, write_pcd, write_ply
 from tests.tasks.points.files import write_text as write_lines
+from tests.tasks.text import toys
+from tests.tasks.translation.pairs import sentences, write_pairs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,6 +278,63 @@ def write_feature_file(folder: Path) -> None:
     pictures.write_features(folder / "x.h5", **described(EncoderConfig(name="vit")), digest="af12")
 
 
+def write_texts(folder: Path) -> None:
+    toys.table(folder / "x.csv", toys.sentences(12))
+
+
+def read_text_table(folder: Path) -> Any:
+    found = open_texts(TextDataConfig(source=str(folder / "x.csv"), val_fraction=0.5, check="off"))
+    return [[found.classes, each.texts, each.labels] for each in (found.train, found.val)], found.notes
+
+
+def write_aligned(folder: Path) -> None:
+    write_pairs(folder, {"train": sentences(12), "val": sentences(6, seed=1)})
+
+
+def read_pairs(folder: Path) -> Any:
+    data = TranslationDataConfig(source=str(folder), check="off")
+    found = open_pairs(TranslationConfig(data=data, source="en", target="de"))
+    return [[each.sources, each.targets] for each in (found.train, found.val)], found.notes
+
+
+def write_tokenizer(folder: Path) -> None:
+    pairs = sentences(60)
+    ids = special_ids({})
+    train_bpe([side for pair in pairs for side in pair], vocab_size=300, ids=ids).save(folder)
+
+
+def read_pair_tokenizer(folder: Path) -> Any:
+    found = read_tokenizer(folder)
+    texts = ["One house.", "Ein Haus.", "\u0301 \U0001f600 x" * 3]
+    encoded = found.encode_source(texts) + found.encode_target(texts)
+    return encoded, [found.decode(each) for each in encoded], [found.tokens(each) for each in encoded]
+
+
+def write_transformers(folder: Path) -> None:
+    sizes = {"image_size": 8, "patch_size": 4, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = {"model_type": "vit", "architectures": ["ViTForImageClassification"], "intermediate_size": 8, **sizes}
+    (folder / "config.json").write_text(json.dumps({**config, "id2label": {"0": "cat", "1": "dog"}}))
+    seen = {"image_processor_type": "ViTImageProcessor", "size": {"height": 8, "width": 8}, "resample": 2}
+    means = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "do_rescale": True, "rescale_factor": 1 / 255}
+    (folder / "preprocessor_config.json").write_text(json.dumps({**seen, **means, "do_resize": True}))
+
+
+def read_transformers(folder: Path) -> Any:
+    name, arguments = resolve_host(f"hf:{folder}", {})
+    return arguments, host_input(name, arguments)
+
+
+def write_weights(folder: Path) -> None:
+    state = tiny_vit().state_dict()
+    torch.save({"model": state, "epoch": 3, "args": {"lr": 0.1}}, folder / "x.pth")
+
+
+def read_weights_file(folder: Path) -> Any:
+    found = read_weights(folder / "x.pth")
+    found.fit(host())
+    return sorted(found.host.items()), sorted(found.grafts.items()), found.architecture, dict(found.arguments)
+
+
 def write_split(folder: Path) -> None:
     make_folder(folder / "data", TREE)
     lines = [f"{path},{'train' if i % 2 else 'val'}\n" for i, path in enumerate(PATHS)]
@@ -450,6 +519,21 @@ READERS: dict[str, Reader] = {
     "flickr captions": Reader(write=pictures.write_flickr, read=read_captions, files=["*.txt"], odd=odd_words),
     "features": Reader(write=write_feature_file, read=read_features, files=["x.h5"], odd=odd_features),
     "split file": Reader(write=write_split, read=read_divided, files=["split.csv"], odd=odd_text("split.csv", ",")),
+    "texts": Reader(write=write_texts, read=read_text_table, files=["x.csv"], odd=odd_text("x.csv", ",")),
+    "pairs": Reader(write=write_aligned, read=read_pairs, files=["*.en", "*.de"], odd=odd_words),
+    "tokenizer": Reader(
+        write=write_tokenizer,
+        read=read_pair_tokenizer,
+        files=["*.json"],
+        odd=odd_json("tokenizer.json", "translation.json"),
+    ),
+    "transformers": Reader(
+        write=write_transformers,
+        read=read_transformers,
+        files=["*.json"],
+        odd=odd_json("config.json", "preprocessor_config.json"),
+    ),
+    "weights": Reader(write=write_weights, read=read_weights_file, files=["x.pth"], odd=odd_weights),
     "recipe": Reader(
         write=write_recipe,
         read=lambda folder: load_recipe(folder / "x.yaml"),

@@ -32,8 +32,8 @@ from attngraft.errors import AttngraftError
 from tests.fuzzing.odd import Files, hiding, npy, parquet, zipped
 from tests.fuzzing.readers import READERS, Reader, bits, contents, put
 
-GIVEN = os.environ.get("ATTNGRAFT_FUZZ_SECONDS")
-SECONDS = float(GIVEN or 2)  #: for each format, half of it for each of two properties
+GIVEN = os.environ.get("ATTNGRAFT_FUZZ_SECONDS")  #: for all formats
+SECONDS = float(GIVEN) / len(READERS) if GIVEN else 2  #: for each format, half of it for each of two properties
 ROUND = 50
 LONGEST = 10  #: seconds for an example
 
@@ -65,6 +65,8 @@ FINDINGS: list[tuple[str, Files]] = [
     ("parquet", {"x.parquet": parquet(path=list("1234"), label=[10**14] * 4, duration="label")}),
     ("coco", {"x.json": COCO % b'{"image_id": [], "category_id": 0}'}),
     ("coco", {"x.json": COCO % b'{"image_id": 0, "category_id": {}}'}),
+    ("tokenizer", {"translation.json": b'{"kind": "bpe", "pad": 0, "start": 2, "end": null}'}),
+    ("tokenizer", {"translation.json": b'{"kind": "bpe", "pad": 0, "start": 2, "end": 1000000}'}),
     ("study file", {"study.yaml": STUDY + b"seeds: null\n"}),
     ("study file", {"study.yaml": STUDY + b"until: yes\n"}),
     ("study file", {"study.yaml": b"out: out\ngrafts: [none, none]\n"}),

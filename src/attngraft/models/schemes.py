@@ -33,7 +33,7 @@ from attngraft.models.weights import Fitted, WeightsFile
 from attngraft.suggest import MOST, did_you_mean, quoted
 
 SCHEMES = ("timm", "attngraft", "torchvision", "hf", "module")
-_MODULES, _LARGEST = 100_000, 1_000_000  #: most modules of a host, and its largest whole number
+_MODULES, _LARGEST = 100_000, 1_000_000  #: most modules of a host, and largest number among its arguments
 _TIMM_SOURCES = ("hf-hub", "hf_hub", "local-dir")  #: timm's own schemes
 _OTHER_NAMES = {"huggingface": "hf", "transformers": "hf", "python": "module", "tv": "torchvision"}
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -111,11 +111,11 @@ def refuse_huge_numbers(arguments: Mapping[str, Any]) -> None:
     """Check that no argument of a host is a number of parts that would fill the memory.
 
     Raises:
-        HostError: a whole number above a million.
+        HostError: a number above a million.
     """
     for name, value in arguments.items():
         for each in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(each, int) and abs(each) > _LARGEST:
+            if isinstance(each, int | float) and abs(each) > _LARGEST:
                 raise HostError(f"host argument {name}: {quoted(each)} is above {_LARGEST:,}; correct it")
 
 

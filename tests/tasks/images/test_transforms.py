@@ -45,7 +45,9 @@ def test_given_values_win() -> None:
     assert (plan.crop, plan.padding, plan.hflip) == ("center", 0, 0.25)
     assert _plan(AugmentConfig(crop="pad", padding=3), size=(99, 99)).padding == 3
     assert (_plan(AugmentConfig()).hflip, _plan(AugmentConfig(), mirrored=False).hflip) == (0.5, 0.0)
-    with pytest.raises(ConfigError, match=r"task\.augment\.padding: shifts of 33 pixels leave nothing of 32; use fewer"):
+    with pytest.raises(
+        ConfigError, match=r"task\.augment\.padding: shifts of 33 pixels leave nothing of 32; use fewer"
+    ):
         _plan(AugmentConfig(padding=33))
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from attngraft.errors import ConfigError, DataError, HostError, UsageError
 from attngraft.files import printable, user_path
 from attngraft.models.host_input import host_input, other_input
+from attngraft.models.schemes import creation_errors
 from attngraft.results.measured import ClosedForm, Measured
 from attngraft.results.records import Records, RecordTable
 from attngraft.results.sections import Metric, Section
@@ -180,7 +181,11 @@ class Captioning(ConfiguredTask):
                 raise ConfigError(f"task.encoder.weights: {encoder.weights}: no such file or folder; correct the path")
             _check_images(source)
             created = create_encoder(encoder)
-            with evaluating(created), torch.no_grad():
+            with (
+                evaluating(created),
+                torch.no_grad(),
+                creation_errors(encoder.name, encoder.args, maker="task.encoder"),
+            ):
                 rows, channels = created(created.blank()).shape[1:]
             if rows > LARGEST_ROWS:
                 raise ConfigError(

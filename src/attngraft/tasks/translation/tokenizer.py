@@ -13,6 +13,7 @@ from attngraft.downloads import without_hub
 from attngraft.errors import ConfigError, DataError
 from attngraft.files import refuse_links
 from attngraft.opening import check_folder, read_mapping, read_text
+from attngraft.strict import read
 from attngraft.suggest import did_you_mean, shortened
 from attngraft.tasks.text.tokenizer import FILE
 from attngraft.tasks.translation.config import SMALLEST, TranslationConfig
@@ -108,7 +109,7 @@ def read_tokenizer(folder: Path) -> PairTokenizer:
         DataError: a file is missing or damaged.
     """
     try:
-        ids = TokenIds(**read_mapping(folder / SETTINGS))
+        ids = read(TokenIds, read_mapping(folder / SETTINGS), where=str(folder / SETTINGS))
         if ids.kind == "host":
             return HostTokenizer(_from_pretrained(folder, ids.source, ids.target), ids)
         return TrainedTokenizer(read_text(folder / FILE), ids)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -31,7 +31,7 @@ _RARE = 3  #: a word in fewer than this many places of its language is unknown
 class TokenIds:
     """The kind of a tokenizer and its special ids; of the tokenizer of a host, also the languages and the prefix."""
 
-    kind: str  #: bpe, words or host
+    kind: Literal["bpe", "words", "host"]
     pad: int
     start: int  #: first input of the decoder
     end: int
@@ -122,6 +122,9 @@ class TrainedTokenizer(PairTokenizer):
         self.unknown = None if _BYTES[0] in vocabulary else vocabulary["<unk>"]
         self._begin = vocabulary["<s>"]
         self._special = {vocabulary[name] for name in ("<pad>", "<s>", "</s>")}
+        for each in (ids.pad, ids.start, ids.end, ids.forced or 0):
+            if not 0 <= each < self.vocab_size:
+                raise ValueError(f"{each} is not the id of a token")
 
     def encode_source(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [np.array([self._begin, *ids, self.end], dtype=np.int32) for ids in self._encode(texts)]
@@ -214,7 +217,7 @@ def special_ids(host: Mapping[str, Any]) -> dict[str, int]:
     return found | {"start": found["<s>"] if start is None else int(start)}
 
 
-def _token_ids(kind: str, special: Mapping[str, int]) -> TokenIds:
+def _token_ids(kind: Literal["bpe", "words"], special: Mapping[str, int]) -> TokenIds:
     return TokenIds(kind=kind, pad=special["<pad>"], start=special.get("start", special["<s>"]), end=special["</s>"])
 
 
