@@ -173,6 +173,10 @@ def test_round_trip_through_dictionary_and_yaml(sections: dict[str, Any]) -> Non
         ("train.batch_size=many", r"train\.batch_size: expected a whole number, found 'many'"),
         ("train.workers=513", r"train\.workers: must lie between 0 and 512; got 513"),
         ("train.threads=1025", r"train\.threads: must be at most 1024; null uses torch's default; got 1025"),
+        (
+            "schedule.steps=9223372036854775808",
+            r"schedule\.steps: must lie between 1 and 1,000,000,000,000; got 9223372036854775808",
+        ),
         ("train.batch_size=0", r"train\.batch_size: must be at least 1; got 0"),
         ("train.accumulate=3", r"train\.accumulate: must divide train\.batch_size \(128\); got 3"),
         ("train.amp=bf61", r"train\.amp: 'bf61' is not a choice.*did you mean bf16\?"),

@@ -34,6 +34,7 @@ HARMLESS = ("train.workers", "train.save_every", "train.auto_batch", "train.outp
 CHOSEN_BY_MEMORY = ("train.accumulate", "train.eval_batch_size")
 #: largest numbers of processes and threads; more fill the memory, or end the program
 MOST_WORKERS, MOST_THREADS = 512, 1024
+_LONGEST = 10**12  #: largest number of epochs or updates
 
 #: trained parameters; all other parameters and the statistics of their batch norms are frozen
 Parameters = Literal["all", "grafts", "grafts+head", "head"]
@@ -126,10 +127,12 @@ class ScheduleConfig:
     decay_rate: float | None = None  #: step and multistep: factor (0.1); poly: the power (1.0)
 
     def __post_init__(self) -> None:
-        require(self, "epochs", self.epochs >= 0, "must not be negative")
+        require(self, "epochs", 0 <= self.epochs <= _LONGEST, f"must lie between 0 and {_LONGEST:,}")
         require(self, "warmup_lr", self.warmup_lr >= 0, "must not be negative")
         require(self, "min_lr", self.min_lr >= 0, "must not be negative")
-        require(self, "steps", self.steps is None or self.steps >= 1, "must be at least 1")
+        require(
+            self, "steps", self.steps is None or 1 <= self.steps <= _LONGEST, f"must lie between 1 and {_LONGEST:,}"
+        )
         if self.warmup_steps is not None and self.name == "inverse_sqrt":  # its warm-up may exceed the run
             require(self, "warmup_steps", self.warmup_steps >= 1, "must be at least 1")
         elif self.warmup_steps is not None:

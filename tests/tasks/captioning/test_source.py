@@ -243,7 +243,10 @@ def test_sources_without_captions_are_refused(tmp_path: Path) -> None:
             "cannot be combined with a split file",
         ),
         ({"data": {"source": "x"}, "max_length": 1}, "task.max_length: must be at least 2"),
-        ({"data": {"source": "x"}, "decoding": {"beams": 2**40}}, r"task\.decoding\.beams: must be from 1 to 1000"),
+        (
+            {"data": {"source": "x"}, "decoding": {"beams": 2**40}},
+            r"task\.decoding\.beams: must lie between 1 and 1000",
+        ),
         ({"data": {"source": "x"}, "vocabulary": {"min_count": 0}}, "min_count: must be at least 1"),
         ({"data": {"source": "x"}, "features": " "}, "task.features: must name a file"),
     ],

@@ -57,7 +57,7 @@ class CaptionDecodingConfig:
     length_penalty: float = 0.0  #: score: log-probability / length^length_penalty
 
     def __post_init__(self) -> None:
-        require(self, "beams", 1 <= self.beams <= 1000, "must be from 1 to 1000")
+        require(self, "beams", 1 <= self.beams <= 1000, "must lie between 1 and 1000")
         require(self, "length_penalty", abs(self.length_penalty) <= 10, "must lie between -10 and 10")
 
 
@@ -77,7 +77,10 @@ class RewardConfig:
 
     def __post_init__(self) -> None:
         require(
-            self, "samples", 2 <= self.samples <= 1000, "must be from 2 to 1000, since the baseline is made of them"
+            self,
+            "samples",
+            2 <= self.samples <= 1000,
+            "must lie between 2 and 1000, since the baseline is made of them",
         )
 
 

@@ -48,7 +48,7 @@ class DecodingConfig:
     max_length: int = 100  #: largest number of tokens of a translation, with its end token
 
     def __post_init__(self) -> None:
-        require(self, "beams", 1 <= self.beams <= 1000, "must be from 1 to 1000")
+        require(self, "beams", 1 <= self.beams <= 1000, "must lie between 1 and 1000")
         require(self, "length_penalty", abs(self.length_penalty) <= 10, "must lie between -10 and 10")
         require(self, "max_length", self.max_length >= 1, "must be at least 1")
 
