@@ -29,6 +29,7 @@ from attngraft.models.host_input import host_input
 from attngraft.models.trust import SCHEME, from_folder, refuse_untrusted
 from attngraft.opening import check_regular
 from attngraft.saved.manifest import GRAFTS, MANIFEST, WEIGHTS, Manifest, check_file, read_manifest, write_manifest
+from attngraft.strict import read
 from attngraft.suggest import shortened
 from attngraft.tasks.codec import Codec
 from attngraft.tasks.seeding import seeded
@@ -112,7 +113,10 @@ def open_task(manifest: Manifest, folder: Path) -> Task:
     if entry is None:
         raise TypeError(f"{folder}: the manifest has no task entry (`around`)")
     config = {name: value for name, value in entry.section.items() if name != "name"}
-    task = load_task(manifest.task).from_config(config, seed=manifest.origin.seed or 0)
+    kind = load_task(manifest.task)
+    with naming(folder / MANIFEST):
+        read(kind.facts_class, entry.facts, where="around.facts")  # to check them
+    task = kind.from_config(config, seed=manifest.origin.seed or 0)
     for path in (folder / FITTED_FOLDER).rglob("*"):
         check_file(path, folder)
     task.load_files(folder / FITTED_FOLDER)

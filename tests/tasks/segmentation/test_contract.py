@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
 from PIL import Image
 from torch import nn
 
+import attngraft
+from attngraft.checksums import FILE as CHECKSUMS
+from attngraft.errors import ConfigError
+from attngraft.export.run import export_run
+from attngraft.saved.manifest import MANIFEST
 from attngraft.tasks.task import Split
+from attngraft.training.loop import train
+from attngraft.training.progress import Silent
 from tests.contract.task_contract import TaskContract
 from tests.tasks.segmentation.drawings import HOST, drawing, section, write_drawings
 
@@ -45,3 +54,15 @@ class TestSegmentation(TaskContract):
         for index, name in enumerate(names):
             drawing(index)[0].save(name)
         return names
+
+
+def test_changed_facts_of_an_exported_model_are_named(tmp_path: Path) -> None:
+    train(TestSegmentation().recipe(tmp_path / "data", schedule={"epochs": 1}), tmp_path / "run", progress=Silent())
+    out = tmp_path / "out"
+    export_run(tmp_path / "run", out)
+    (out / CHECKSUMS).unlink()
+    manifest = json.loads((out / MANIFEST).read_text())
+    manifest["around"]["facts"] = {"x": 1}
+    (out / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(ConfigError, match=rf"{MANIFEST}: around\.facts\.classes: missing"):
+        attngraft.load(out)

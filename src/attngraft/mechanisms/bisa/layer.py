@@ -55,7 +55,7 @@ class BidirectionalAttention(AttentionSite, nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        if dim % num_heads and (key_dim is None or value_dim is None):
+        if num_heads < 1 or (dim % num_heads and (key_dim is None or value_dim is None)):
             raise UsageError(f"the width {dim} is not divisible by {num_heads} heads; pass key_dim and value_dim")
         keys = dim // num_heads if key_dim is None else key_dim
         values = dim // num_heads if value_dim is None else value_dim

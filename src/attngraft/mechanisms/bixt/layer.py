@@ -187,7 +187,7 @@ def head_width(dim: int, heads: int) -> int:
     Raises:
         UsageError: `dim` is not divisible by the number of heads.
     """
-    if dim % heads:
+    if heads < 1 or dim % heads:
         raise UsageError(
             f"the attention width {dim} is not divisible by {heads} heads; choose another number of heads or another width"
         )

@@ -175,7 +175,7 @@ class UniformHeadAttention(nn.Module):
         **factory: Any,
     ) -> None:
         super().__init__()
-        if attn_head_dim is None and dim % num_heads:
+        if num_heads < 1 or (attn_head_dim is None and dim % num_heads):
             raise UsageError(f"the width {dim} is not divisible by {num_heads} heads; pass attn_head_dim")
         if not 1 <= uniform_heads <= num_heads:
             raise UsageError(

@@ -103,7 +103,7 @@ class SpaceType(GraftType[Any]):
 
     def refusal(self, geometry: Geometry, hook_point: HookPoint, options: Any) -> str | None:
         heads = getattr(options, "heads", None) or attention_geometry(geometry).heads
-        if geometry.dim % heads:
+        if heads < 1 or geometry.dim % heads:
             return f"its {geometry.dim} channels are not divisible by {heads} heads; set another number with heads="
         return None
 

@@ -83,7 +83,7 @@ class HadamardAttention(Recordable, nn.Module):
         dim_qk = dim // 3 * 2 if dim_qk is None else dim_qk
         if not strict:
             dim_qk = -(-dim_qk // group_width) * group_width
-        if dim_v % heads:
+        if heads < 1 or dim_v % heads:
             raise UsageError(
                 f"the {dim_v} channels of the values are not divisible by {heads} heads; choose another number of heads or "
                 "another width"

@@ -200,7 +200,7 @@ def _table(used: bool, *shape: int) -> nn.Parameter | None:
 
 
 def _check(dim: int, heads: int, *, terms: Collection[Term], area: str, size: int, shift: int, norm: str) -> None:
-    if dim % heads:
+    if heads < 1 or dim % heads:
         raise UsageError(
             f"the width {dim} is not divisible by {heads} heads; choose another number of heads or another width"
         )

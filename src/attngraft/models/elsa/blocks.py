@@ -70,7 +70,7 @@ class WindowAttention(Recordable, nn.Module):
         proj_drop: float = 0.0,
     ) -> None:
         super().__init__()
-        if dim % heads:
+        if heads < 1 or dim % heads:
             raise UsageError(f"the width {dim} is not divisible by {heads} heads; change one of them")
         self.heads, self.window, self.attn_drop = heads, window, attn_drop
         self.shift = shift
