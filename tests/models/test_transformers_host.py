@@ -255,3 +255,16 @@ def test_an_encoder_decoder_without_an_end(tmp_path: Path) -> None:
         UsageError, match="no AutoModelForSeq2SeqLM of model_type 'bert'; use another host for this task"
     ):
         create_host(f"hf:{tmp_path / 'bert'}", auto_class="AutoModelForSeq2SeqLM")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({}, "host argument config: has no model_type"),
+        (["vit"], "host argument config: has no model_type"),
+        ({"model_type": "vit", "num_hidden_layers": 10**30}, "num_hidden_layers is more than 10,000"),
+    ],
+)
+def test_a_configuration_of_a_received_recipe_is_checked(config: Any, message: str) -> None:
+    with pytest.raises((UsageError, HostError), match=f"hf:x: .*{message}"):
+        create_host("hf:x", config=config)

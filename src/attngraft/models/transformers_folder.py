@@ -181,10 +181,19 @@ def _read_config(folder: Path) -> Any:
             f"{folder / CONFIG}: transformers {transformers.__version__} cannot read it ({first_line(error)}); update "
             "transformers, or save the folder again"
         ) from None
-    for name, value in _entries(config.to_dict()):
-        if "layer" in name and isinstance(value, int) and value > _LAYERS:  # creating them would take forever
-            raise UsageError(f"{folder / CONFIG}: {name} is more than {_LAYERS:,}; correct it")
+    refuse_many_layers(config.to_dict(), where=str(folder / CONFIG))
     return config
+
+
+def refuse_many_layers(config: Mapping[str, Any], *, where: str) -> None:
+    """Check the numbers of layers of a configuration: creating very many would take forever.
+
+    Raises:
+        UsageError: there are more than 10,000.
+    """
+    for name, value in _entries(config):
+        if "layer" in name and isinstance(value, int | float) and value > _LAYERS:
+            raise UsageError(f"{where}: {name} is more than {_LAYERS:,}; correct it")
 
 
 def _entries(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
