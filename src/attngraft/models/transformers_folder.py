@@ -66,7 +66,7 @@ _NOT_GENERATION = {
 }
 _KERNELS = ("_implementation", "_implementation_internal")  #: endings of keys whose values name attention kernels
 #: Pillow's resampling filters by number
-_LAYERS = 10_000  #: most layers of a model
+_MOST = {"layer": 10_000, "num_labels": 1_000_000}  #: largest numbers in a configuration, by a part of their name
 _RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 
 
@@ -181,19 +181,20 @@ def _read_config(folder: Path) -> Any:
             f"{folder / CONFIG}: transformers {transformers.__version__} cannot read it ({first_line(error)}); update "
             "transformers, or save the folder again"
         ) from None
-    refuse_many_layers(config.to_dict(), where=str(folder / CONFIG))
+    refuse_huge_numbers(config.to_dict(), where=str(folder / CONFIG))
     return config
 
 
-def refuse_many_layers(config: Mapping[str, Any], *, where: str) -> None:
-    """Check the numbers of layers of a configuration: creating very many would take forever.
+def refuse_huge_numbers(config: Mapping[str, Any], *, where: str) -> None:
+    """Check the numbers of layers and classes of a configuration: creating very many would take forever.
 
     Raises:
-        UsageError: there are more than 10,000.
+        UsageError: there are more than 10,000 layers, or a million classes.
     """
     for name, value in _entries(config):
-        if "layer" in name and isinstance(value, int | float) and value > _LAYERS:
-            raise UsageError(f"{where}: {name} is more than {_LAYERS:,}; correct it")
+        for part, most in _MOST.items():
+            if part in name and isinstance(value, int | float) and value > most:
+                raise UsageError(f"{where}: {name} is more than {most:,}; correct it")
 
 
 def _entries(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -29,7 +29,7 @@ from attngraft.models.transformers_folder import (
     folder_preprocessing,
     folder_tensors,
     import_transformers,
-    refuse_many_layers,
+    refuse_huge_numbers,
     transformers_folder,
 )
 from attngraft.models.unavailable import why_no_weights
@@ -79,7 +79,7 @@ def start(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Start
     given = resolve_arguments(name, arguments)
     if not isinstance(given["config"], Mapping) or not isinstance(given["config"].get("model_type"), str):
         raise HostError(f"hf:{name}: host argument config: has no model_type; leave config out, or restore it")
-    refuse_many_layers(given["config"], where=f"hf:{name}: host argument config")
+    refuse_huge_numbers(given["config"], where=f"hf:{name}: host argument config")
     config, shown = dict(given.pop("config")), dict(given.pop("input", {}))
     shown |= given.pop("pretrained_cfg_overlay", None) or {}
     generation = given.pop("generation", {})
