@@ -10,11 +10,12 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from attngraft.files import write_atomically
 from attngraft.opening import open_regular, parse_json, read_text
+from attngraft.suggest import quoted
 
 FILE = "checksums.json"  #: in the folders of studies and of exported models; runs have finished.json
 _LAST = '\n  "sha256": "'
@@ -87,7 +88,13 @@ def read_with_checksums(path: Path) -> tuple[dict[str, Any], Checksums]:
             raise ValueError("its SHA-256 is wrong")
         files = content.pop("files", {})
         content.pop("sha256", None)
-    except (ValueError, TypeError, AttributeError) as error:
+        for name, entry in files.items():
+            place = PurePosixPath(name)
+            if place.is_absolute() or ".." in place.parts or "\0" in name:
+                raise ValueError(f"{quoted(name)} is not a file in this folder")
+            if type(entry["bytes"]) is not int or type(entry["sha256"]) is not str:
+                raise ValueError(f"wrong checksum of {quoted(name)}")
+    except (ValueError, TypeError, AttributeError, LookupError) as error:
         raise WrongChecksumError(str(error)) from None
     return content, Checksums(folder=path.parent, entries=files)
 

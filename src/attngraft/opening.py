@@ -10,6 +10,7 @@ import json
 import lzma
 import math
 import os
+import re
 import stat
 import struct
 import tokenize  # by numpy, for headers of arrays
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 JSON_LIMIT = 2**32  #: bytes of annotations: those of COCO's training images have 470 MB
 TEXT_LIMIT = 2**28  #: bytes of a text file that is read as a whole
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  #: half of a character in JSON
 DEPTH_LIMIT = 100  #: objects and lists of JSON inside of each other
 
 # Limits of archives. Masks and one-hot labels compress to a hundredth, but what deflate compresses to a thousandth is empty.
@@ -306,6 +308,8 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("an integer has thousands of digits") from None
     if text.count("[") + text.count("{") > DEPTH_LIMIT:
         _check_depth(value)
+    if _SURROGATE.search(text):  # of bytes in names of files, only U+DC80 to U+DCFF stand alone
+        json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape")
     return value
 
 

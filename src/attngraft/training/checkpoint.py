@@ -39,7 +39,11 @@ from attngraft.training.freezing import FreezingSchedule
 from attngraft.training.run_folder import Metrics, RunFolder
 
 FORMAT = 1
-_DAMAGE = (OSError, EOFError, RuntimeError, KeyError, ValueError, pickle.UnpicklingError, zipfile.BadZipFile)
+#: of a checkpoint
+_ENTRIES: dict[str, Any] = {"format": int, "model": dict, "optimizer": dict, "sums": list, "counters": dict}
+_ENTRIES |= {"ema": dict | None, "scaler": dict | None}
+_MISFIT = (RuntimeError, LookupError, ValueError, TypeError, AttributeError)
+_DAMAGE = (*_MISFIT, OSError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile)
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +138,12 @@ def _optimizer_state(state: TrainState) -> dict[str, Any]:
     """
     if not state.counters.moved:
         return {}
-    return get_optimizer_state_dict(state.model, state.optimizer, options=_whole())
+    try:
+        return get_optimizer_state_dict(state.model, state.optimizer, options=_whole())
+    except ValueError as error:  # for values that torch does not save
+        raise TrainingError(
+            f"the state of the optimizer cannot be saved ({cut(first_line(error), 200)}); choose another (optimizer.name)"
+        ) from error
 
 
 def restore(run: RunFolder, state: TrainState) -> bool:
@@ -163,18 +172,34 @@ def restore(run: RunFolder, state: TrainState) -> bool:
         counters.sums = sums[accelerator.process_index]
     else:  # another number of processes than before: use the mean over the old ones
         counters.sums = {name: sum(each[name] for each in sums) / len(sums) for name in sums[0]}
-    if counters.moved and plain["trained"]:  # plain SGD has no state, and torch refuses to load an empty one
-        state.freezing.enter_trained(plain["trained"])
-        # the optimizer first, because torch performs an empty step to create the state to fill
-        set_optimizer_state_dict(state.model, state.optimizer, content["optimizer"], options=options)
-    set_model_state_dict(state.model, content["model"], options=options)
-    if "parked" in content:  # only in the main process; the other processes have the same initial values
-        load_detached(_unwrapped(state), content)
-    if state.ema:
-        set_model_state_dict(state.ema.module, content["ema"], options=options)
-    if accelerator.scaler:
-        accelerator.scaler.load_state_dict(plain["scaler"])
+    try:
+        if counters.moved and plain["trained"]:  # plain SGD has no state, and torch refuses to load an empty one
+            state.freezing.enter_trained(plain["trained"])
+            _check_moments(content["optimizer"], content["model"])
+            # the optimizer first, because torch performs an empty step to create the state to fill
+            set_optimizer_state_dict(state.model, state.optimizer, content["optimizer"], options=options)
+        set_model_state_dict(state.model, content["model"], options=options)
+        if "parked" in content:  # only in the main process; the other processes have the same initial values
+            load_detached(_unwrapped(state), content)
+        if state.ema:
+            set_model_state_dict(state.ema.module, content["ema"], options=options)
+        if accelerator.scaler:
+            accelerator.scaler.load_state_dict(plain["scaler"])
+    except _MISFIT as error:
+        raise TrainingError(
+            f"{run.last}: this checkpoint does not fit the run ({cut(first_line(error), 300)}); restore a good copy, or delete "
+            f"{run.checkpoints} to start this run again"
+        ) from error
     return True
+
+
+def _check_moments(optimizer: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+    """Raise a ValueError if moments in an optimizer's state have other shapes than the weights."""
+    for name, entries in optimizer.get("state", {}).items():
+        for key in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
+            found, weight = entries.get(key), weights[name]
+            if isinstance(found, Tensor) and found.ndim == weight.ndim and found.shape != weight.shape:
+                raise ValueError(f"{key} of {name} has the shape {tuple(found.shape)}, not {tuple(weight.shape)}")
 
 
 def _read_and_repair(run: RunFolder) -> dict[str, Any] | None:
@@ -225,12 +250,34 @@ def _read_one(path: Path) -> dict[str, Any]:
                 raise ValueError(f"checksum of {broken} is wrong")
         file.seek(0)
         content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-    if content["format"] > FORMAT:
+    if isinstance(content, dict) and type(content.get("format")) is int and content["format"] > FORMAT:
         raise TrainingError(
             f"{path}: written by a newer release (format {content['format']}, this one reads up to {FORMAT}); "
             "update attngraft"
         )
+    if wrong := _wrong_entry(content):
+        raise ValueError(f"its entry {wrong} is missing or wrong")
     return content
+
+
+def _wrong_entry(content: Any) -> str:
+    """Return the name of an entry of a checkpoint that is missing or of another kind; empty if there is none."""
+    for name, kind in _ENTRIES.items():
+        if not isinstance(content, dict) or name not in content or not isinstance(content[name], kind):
+            return name
+    if not all(isinstance(each, Tensor) for each in content["model"].values()):
+        return "model"
+    counters, sums = content["counters"], content["sums"]
+    numbers = [counters.get(name) for name in ("epoch", "step", "seconds")]
+    rows = [*counters.get("rows", [None]), counters.get("best"), *sums]
+    known = len(counters) == 5 and all(isinstance(each, int | float) and each >= 0 for each in numbers)
+    if not known or not all(isinstance(row, dict) and all(map(_is_number, row.values())) for row in rows):
+        return "counters"
+    return "" if sums and all(each.keys() == sums[0].keys() for each in sums) else "sums"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)
 
 
 def save_weights(path: Path, weights: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -246,7 +293,7 @@ def load_best(path: Path, state: TrainState) -> int:
     if main:
         check_regular(path)
         with safe_open(path, framework="pt") as file:
-            epoch = json.loads(file.metadata()["attngraft"])["epoch"]
+            epoch = int(json.loads(file.metadata()["attngraft"])["epoch"])
         weights = safetensors.torch.load_file(path)
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=state.accelerator.num_processes > 1)
     set_model_state_dict(state.model, weights, options=options)
@@ -264,7 +311,7 @@ def load_weights(path: Path, model: nn.Module) -> dict[str, Any]:
         with safe_open(path, framework="pt") as file:
             facts: dict[str, Any] = json.loads((file.metadata() or {}).get("attngraft", "{}"))
         model.load_state_dict(safetensors.torch.load_file(path))
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, ValueError) as error:
         raise TrainingError(
             f"{path}: these weights cannot be read ({first_line(error)}); restore the file, or repeat the run"
         ) from None

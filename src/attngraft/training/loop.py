@@ -23,7 +23,7 @@ from attngraft.cache import DecodedCache, decoded_cache, decoded_removed
 from attngraft.counting import counts_shown
 from attngraft.downloads import Permitted
 from attngraft.downloads import downloads as permit
-from attngraft.errors import FolderError, started
+from attngraft.errors import FolderError, TrainingError, started
 from attngraft.files import created, remove_leftovers
 from attngraft.models.trust import trusting
 from attngraft.tasks.task import Evaluation, Split, to_records
@@ -153,6 +153,11 @@ def _train_or_shrink(
     run = prepare_run(recipe, folder, accelerator, cache=cache)
     restore(folder, run.state)
     counters = run.state.counters
+    if counters.epoch > run.epochs:
+        raise TrainingError(
+            f"{folder.last}: this checkpoint is of epoch {counters.epoch}, but the run has {run.epochs}; restore a good copy, "
+            f"or delete {folder.checkpoints} to start this run again"
+        )
     try:
         with (
             started(),

@@ -370,8 +370,7 @@ def read_run(folder: Path | str) -> RunRecord:
     for path in (run.recipe, run.environment, run.data, run.start, run.teacher, run.metrics, run.split, *fitted):
         run.check(path, checksums)
     data, recipe = _sections(run), run.read_recipe()
-    if not checksums.entries:  # of an earlier version, or not finished: anything may have been written there since
-        _check_data(run, data, recipe)
+    _check_data(run, data, recipe)
     judged = facts.get("judged")
     try:
         evaluation = None if judged is None else _judged(judged)
