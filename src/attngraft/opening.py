@@ -4,6 +4,7 @@ A FIFO blocks until someone writes to it, and a device may have no end. Links ar
 consist of links.
 """
 
+import errno
 import gzip
 import io
 import json
@@ -71,9 +72,12 @@ def open_regular(path: Path | str, *, limit: int | None = None) -> io.BufferedRe
         OSError: the file cannot be opened.
     """
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-    if stat.S_ISSOCK(_stat(path).st_mode):  # cannot be opened
+    mode = _stat(path).st_mode
+    if stat.S_ISSOCK(mode):  # cannot be opened
         raise UnsuitableFile(path, "is a socket, not a regular file")
-    file = os.fdopen(os.open(path, flags), "rb")  # fdopen raises IsADirectoryError
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    file = os.fdopen(os.open(path, flags), "rb")
     found = os.fstat(file.fileno())
     kind = _KINDS.get(stat.S_IFMT(found.st_mode))
     if kind is not None or (limit is not None and found.st_size > limit):

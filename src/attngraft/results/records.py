@@ -234,6 +234,7 @@ def open_records(path: Path) -> Iterator[RecordTable]:
                 or (binary is not None and binary.ndim)
             ):
                 raise ValueError(f"{NAME}, {' and '.join(EXTRA)} do not have the shapes that were written")
+            score = None if score is None else score.astype(float)
         columns = _FileColumns(path, file, len(names))
         yield RecordTable(names=names, columns=columns, outputs=outputs, score=score, binary=bool(binary))
 

@@ -123,6 +123,8 @@ def read_study(path: Path | str) -> StudyResult:
     if damage := study_checksums(path.parent).damage(path):
         raise ConfigError(f"{path}: damaged since it was written ({damage}); {_REMEDY}")
     result = read(StudyResult, content, where=str(path))
+    if sum(variant.is_baseline for variant in result.variants) != 1:
+        raise ConfigError(f"{path}: variants: exactly one must be the baseline; {_REMEDY}")
     variants = []
     for variant in result.variants:
         reached = variant.epochs_to_baseline

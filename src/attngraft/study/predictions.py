@@ -48,7 +48,7 @@ def read_statistics(record: RunRecord, task: Task) -> RunStatistics:
             statistics, comparable, metrics = dict(measured.statistics), measured.comparable, measured.values
         if table.score is not None:  # saved for all tasks, even without other statistics
             fixed = statistics[task.primary].held_fixed if task.primary in statistics else ""
-            statistics[task.primary] = MeanScore(table.score.astype(float), table.binary, fixed)
+            statistics[task.primary] = MeanScore(table.score, table.binary, fixed)
         _check_metrics(record, metrics)
         return RunStatistics(
             folder=record.folder, names=table.names, statistics=statistics, comparable=comparable, metrics=metrics
@@ -79,8 +79,6 @@ def _measure(record: RunRecord, task: Task, table: RecordTable) -> Measured:
     try:
         return task.measure(table, record.facts)
     except DAMAGE as error:
-        if record.checksums is not None and record.checksums.entries:  # the file is as it was written
-            raise
         raise TrainingError(
             f"{record.predictions or record.folder}: no metrics can be computed from these predictions and the facts in "
             f"data.json ({one_line(error)}); restore good copies, or delete the folder to train the run again"

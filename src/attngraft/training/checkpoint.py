@@ -36,7 +36,7 @@ from attngraft.opening import check_regular, open_zip
 from attngraft.suggest import cut, first_line, shortened
 from attngraft.tensors import not_finite, unshared
 from attngraft.training.freezing import FreezingSchedule
-from attngraft.training.run_folder import Metrics, RunFolder
+from attngraft.training.run_folder import Metrics, RunFolder, is_number
 
 FORMAT = 1
 #: of a checkpoint
@@ -270,14 +270,10 @@ def _wrong_entry(content: Any) -> str:
     counters, sums = content["counters"], content["sums"]
     numbers = [counters.get(name) for name in ("epoch", "step", "seconds")]
     rows = [*counters.get("rows", [None]), counters.get("best"), *sums]
-    known = len(counters) == 5 and all(isinstance(each, int | float) and each >= 0 for each in numbers)
-    if not known or not all(isinstance(row, dict) and all(map(_is_number, row.values())) for row in rows):
+    known = len(counters) == 5 and all(is_number(each) and each >= 0 for each in numbers)
+    if not known or not all(isinstance(row, dict) and all(map(is_number, row.values())) for row in rows):
         return "counters"
     return "" if sums and all(each.keys() == sums[0].keys() for each in sums) else "sums"
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float)
 
 
 def save_weights(path: Path, weights: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:

@@ -434,7 +434,7 @@ def _judged(values: Any) -> Judged:
         ConfigError: a field is missing or of another type.
     """
     metrics = values.get("metrics") if isinstance(values, dict) else None
-    if not isinstance(metrics, dict) or not all(isinstance(value, int | float) for value in metrics.values()):
+    if not isinstance(metrics, dict) or not all(map(is_number, metrics.values())):
         raise ConfigError("judged.metrics: expected numbers by name")
     return replace(read(Judged, {**values, "metrics": {}}, where="judged"), metrics=metrics)
 
@@ -506,8 +506,13 @@ def _read_rows(path: Path, *, finished: bool) -> list[Metrics]:
         return []
 
 
+def is_number(value: Any) -> bool:
+    """Return whether a value from JSON is a number, and no integer that is too large for a float."""
+    return isinstance(value, float) or (isinstance(value, int) and value.bit_length() < 1024)
+
+
 def _is_row(row: Any) -> bool:
-    numbers = isinstance(row, dict) and all(isinstance(value, int | float) for value in row.values())
+    numbers = isinstance(row, dict) and all(map(is_number, row.values()))
     return numbers and isinstance(row.get("epoch"), int) and "seconds" in row
 
 
