@@ -21,7 +21,7 @@ from attngraft.suggest import cut, quoted
 
 ConfigT = TypeVar("ConfigT")
 
-TEXT_LIMIT = 2**22  #: characters of a text, also with each alias replaced with what it stands for
+TEXT_LIMIT = 2**20  #: characters of a text, also with each alias replaced with what it stands for
 DEPTH_LIMIT = 50  #: sections and lists inside of each other
 _CACHED = 2**16  #: characters of a text that is parsed once
 _DIGITS_LIMIT = 100  #: length of an integer; Python refuses to parse, or to print, thousands of digits

@@ -65,11 +65,15 @@ def read_checkpoint(path: Path, *, average: bool | None = None) -> CheckpointFil
     try:
         check_regular(path)
         if path.suffix == ".safetensors":
-            return _from_safetensors(path, average=average)
-        member, stream = _opened(path)
-        with stream:
-            values = _load(path, stream)
-        return _from_torch(path, member, values, average=average)
+            found = _from_safetensors(path, average=average)
+        else:
+            member, stream = _opened(path)
+            with stream:
+                values = _load(path, stream)
+            found = _from_torch(path, member, values, average=average)
+        for tensor in found.tensors.values():
+            tensor.reshape(-1)[:1].float()  # raises for shapes and dtypes that torch can store but not use
+        return found
     except AttngraftError:
         raise
     except Exception as error:  # damaged bytes make the readers raise errors of any class

@@ -11,6 +11,7 @@ from attngraft.errors import HostError, UsageError
 from attngraft.hosts import find_host
 from attngraft.models.create import create_host
 from attngraft.models.schemes import split_scheme
+from attngraft.suggest import quoted
 from attngraft.tensors import meta_device
 
 
@@ -42,7 +43,10 @@ def host_input(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     channels, height, width = config["input_size"]
     given = {key: value for key, value in arguments.items() if value is not None}  # timm uses its default for None
     size = given.get("img_size", (height, width))
-    height, width = (size, size) if isinstance(size, int) else size
+    sides = (size, size) if isinstance(size, int) else size
+    if not isinstance(sides, list | tuple) or [type(side) for side in sides] != [int, int] or min(sides) < 1:
+        raise HostError(f"{name}: img_size must be one side of the images, or height and width, not {quoted(size)}")
+    height, width = sides
     size_of = {"input_size": (given.get("in_chans", channels), height, width)}
     return config | size_of | {"any_size": {} if scheme == "module" else _any_size(model)}
 

@@ -12,6 +12,7 @@ Every host except timm's gets a `pretrained_cfg` like timm's models: its input (
 
 import difflib
 import inspect
+import math
 import os
 import re
 import traceback
@@ -27,10 +28,11 @@ from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from attngraft.errors import AttngraftError, HostError, UsageError
-from attngraft.files import user_path
+from attngraft.files import shown_size, user_path
 from attngraft.models.transformers_folder import transformers_folder
 from attngraft.models.weights import Fitted, WeightsFile
 from attngraft.suggest import MOST, did_you_mean, quoted
+from attngraft.tensors import meta_device
 
 SCHEMES = ("timm", "attngraft", "torchvision", "hf", "module")
 _MODULES, _LARGEST = 100_000, 1_000_000  #: most modules of a host, and largest number among its arguments
@@ -75,14 +77,25 @@ def split_scheme(name: str) -> tuple[str, str]:
     raise UsageError(f"{name}: unknown scheme {scheme!r}; {hint}")
 
 
-def build_anywhere(factory: Callable[[], nn.Module]) -> nn.Module:
+def build_anywhere(factory: Callable[[], nn.Module], *, large: bool = False) -> nn.Module:
     """Call `factory`; if it fails on the meta device, because it reads values, call it again on the CPU.
 
     Hosts of timm before 1.0.21 read the rates of stochastic depth from a tensor.
 
+    Args:
+        factory: creates the model.
+        large: the model may fill the memory: build it on the meta device first.
+
     Raises:
-        HostError: the model has more than 100,000 modules, which would fill the memory.
+        HostError: the model has more than 100,000 modules, or is larger than the memory.
     """
+    if large and torch.empty(0).device.type != "meta":
+        with meta_device():
+            tensors = build_anywhere(factory).state_dict().values()
+        size = sum(each.numel() * each.itemsize for each in tensors)
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else math.inf
+        if size > memory:
+            raise HostError(f"the host takes {shown_size(size)}, more than the {shown_size(memory)} of this machine")
     left = _MODULES
 
     def count(*_: object) -> None:

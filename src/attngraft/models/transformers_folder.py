@@ -67,6 +67,7 @@ _NOT_GENERATION = {
 _KERNELS = ("_implementation", "_implementation_internal")  #: endings of keys whose values name attention kernels
 #: Pillow's resampling filters by number
 _MOST = {"layer": 10_000, "num_labels": 1_000_000}  #: largest numbers in a configuration, by a part of their name
+_LARGE = 2**16  #: sizes above are those of vocabularies, or of models that fill the memory
 _RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 
 
@@ -181,20 +182,26 @@ def _read_config(folder: Path) -> Any:
             f"{folder / CONFIG}: transformers {transformers.__version__} cannot read it ({first_line(error)}); update "
             "transformers, or save the folder again"
         ) from None
-    refuse_huge_numbers(config.to_dict(), where=str(folder / CONFIG))
+    refuse_wrong_numbers(config.to_dict(), where=str(folder / CONFIG))
     return config
 
 
-def refuse_huge_numbers(config: Mapping[str, Any], *, where: str) -> None:
-    """Check the numbers of layers and classes of a configuration: creating very many would take forever.
+def refuse_wrong_numbers(config: Mapping[str, Any], *, where: str) -> bool:
+    """Check the numbers of a configuration; return whether any is so large that the model may fill the memory.
 
     Raises:
-        UsageError: there are more than 10,000 layers, or a million classes.
+        UsageError: there are more than 10,000 layers or a million classes, which are created one after the other, or a
+            number is not finite.
     """
+    large = False
     for name, value in _entries(config):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UsageError(f"{where}: {name} is {value}; correct it")
         for part, most in _MOST.items():
             if part in name and isinstance(value, int | float) and value > most:
                 raise UsageError(f"{where}: {name} is more than {most:,}; correct it")
+        large = large or (isinstance(value, int) and value > _LARGE)
+    return large
 
 
 def _entries(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

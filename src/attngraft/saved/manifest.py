@@ -17,6 +17,7 @@ from attngraft.errors import ConfigError, ExportError, FolderError, UsageError
 from attngraft.files import write_atomically
 from attngraft.opening import parse_json, read_text
 from attngraft.strict import FieldError, read
+from attngraft.tasks.images.config import LARGEST_SIDE
 from attngraft.tasks.task import Serving
 
 FORMAT = 2  #: current format; format 1 has no `around`
@@ -101,9 +102,22 @@ class Manifest:
             return
         if not self.serving.classes:
             raise FieldError("serving.classes", "must name at least one class")
-        size = self.serving.input.get("size")
-        if self.serving.kind == "images" and (not isinstance(size, list | tuple) or len(size) != 3):
-            raise FieldError("serving.input.size", f"must be channels, height and width, got {size!r}")
+        if self.serving.numeric and not len(self.serving.scale) == len(self.serving.offset) == len(
+            self.serving.classes
+        ):
+            raise FieldError("serving.scale", "must have, like serving.offset, a number for each of serving.classes")
+        given = self.serving.input
+        if self.serving.kind == "images":
+            size = given.get("size")
+            if not isinstance(size, list | tuple) or len(size) != 3 or not all(map(_is_size, size)):
+                raise FieldError("serving.input.size", f"must be channels, height and width, got {size!r}")
+            return
+        place = given.get("tokenizer")
+        if not isinstance(place, str) or Path(place).is_absolute() or ".." in Path(place).parts:
+            raise FieldError("serving.input.tokenizer", f"must be a file of the model's folder, got {place!r}")
+        for name in ("vocab_size", "max_length"):
+            if not _is_size(given.get(name, 0), largest=2**30) and (name, given.get(name, 0)) != ("max_length", None):
+                raise FieldError(f"serving.input.{name}", f"must be a number of tokens, got {given.get(name)!r}")
 
     @property
     def folded(self) -> bool:
@@ -121,6 +135,10 @@ class Manifest:
             raise UsageError(f"this model takes {self.serving.takes}, not images")
         channels, height, width = self.serving.input["size"]
         return int(channels), int(height), int(width)
+
+
+def _is_size(value: object, *, largest: int = LARGEST_SIDE) -> bool:
+    return type(value) is int and 1 <= value <= largest
 
 
 _OPTIONAL = ("offset", "scale")  #: keys of `serving` that only regression models use

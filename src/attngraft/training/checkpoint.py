@@ -41,6 +41,7 @@ from attngraft.training.run_folder import Metrics, RunFolder, is_number
 FORMAT = 1
 #: of a checkpoint
 _ENTRIES: dict[str, Any] = {"format": int, "model": dict, "optimizer": dict, "sums": list, "counters": dict}
+_COUNTERS = ("epoch", "step", "seconds", "rows", "best")  #: saved fields of `Counters`; `sums` are of each process
 _ENTRIES |= {"ema": dict | None, "scaler": dict | None}
 _MISFIT = (RuntimeError, LookupError, ValueError, TypeError, AttributeError)
 _DAMAGE = (*_MISFIT, OSError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile)
@@ -99,7 +100,7 @@ def save(run: RunFolder, state: TrainState) -> None:
         "ema": state.ema.module.state_dict() if state.ema else None,
         "scaler": scaler.state_dict() if scaler else None,
         "sums": gather_object([counters.sums]),
-        "counters": {name: getattr(counters, name) for name in ("epoch", "step", "seconds", "rows", "best")},
+        "counters": {name: getattr(counters, name) for name in _COUNTERS},
     }
     if not state.accelerator.is_main_process:
         return
@@ -157,6 +158,11 @@ def restore(run: RunFolder, state: TrainState) -> bool:
     """
     accelerator, counters = state.accelerator, state.counters
     content = _read_and_repair(run) if accelerator.is_main_process else None
+    if content is not None and (missing := _ENTRIES.keys() - content.keys()):
+        raise TrainingError(
+            f"{run.last}: this checkpoint lacks {', '.join(sorted(missing))}; restore a good copy, or delete "
+            f"{run.checkpoints} to start this run again"
+        )
     plain = content and {name: content[name] for name in ("sums", "counters", "scaler")}
     if content is not None and plain is not None:
         plain["trained"] = set(content["optimizer"].get("state", ()))
@@ -187,8 +193,8 @@ def restore(run: RunFolder, state: TrainState) -> bool:
             accelerator.scaler.load_state_dict(plain["scaler"])
     except _MISFIT as error:
         raise TrainingError(
-            f"{run.last}: this checkpoint does not fit the run ({cut(first_line(error), 300)}); restore a good copy, or delete "
-            f"{run.checkpoints} to start this run again"
+            f"{run.last}: this checkpoint does not fit the run ({cut(first_line(error), 300)}); restore a good copy, or "
+            f"delete {run.checkpoints} to start this run again"
         ) from error
     return True
 
@@ -261,19 +267,26 @@ def _read_one(path: Path) -> dict[str, Any]:
 
 
 def _wrong_entry(content: Any) -> str:
-    """Return the name of an entry of a checkpoint that is missing or of another kind; empty if there is none."""
+    """Return the name of an entry of a checkpoint that is of another kind; empty if there is none.
+
+    Only the weights and the format must be there: an evaluation reads no more.
+    """
+    if not isinstance(content, dict):
+        return "format"
     for name, kind in _ENTRIES.items():
-        if not isinstance(content, dict) or name not in content or not isinstance(content[name], kind):
+        if (name in content or name in ("format", "model")) and not isinstance(content.get(name), kind):
             return name
     if not all(isinstance(each, Tensor) for each in content["model"].values()):
         return "model"
-    counters, sums = content["counters"], content["sums"]
+    sums = content.get("sums", [{}])
+    if not sums or not all(isinstance(each, dict) and each.keys() == sums[0].keys() for each in sums):
+        return "sums"
+    counters = content.get("counters", {name: getattr(Counters(), name) for name in _COUNTERS})
     numbers = [counters.get(name) for name in ("epoch", "step", "seconds")]
     rows = [*counters.get("rows", [None]), counters.get("best"), *sums]
-    known = len(counters) == 5 and all(is_number(each) and each >= 0 for each in numbers)
-    if not known or not all(isinstance(row, dict) and all(map(is_number, row.values())) for row in rows):
-        return "counters"
-    return "" if sums and all(each.keys() == sums[0].keys() for each in sums) else "sums"
+    known = len(counters) == len(_COUNTERS) and all(is_number(each) and each >= 0 for each in numbers)
+    fits = known and all(isinstance(row, dict) and all(map(is_number, row.values())) for row in rows)
+    return "" if fits else "counters"
 
 
 def save_weights(path: Path, weights: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:

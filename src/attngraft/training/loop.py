@@ -155,8 +155,8 @@ def _train_or_shrink(
     counters = run.state.counters
     if counters.epoch > run.epochs:
         raise TrainingError(
-            f"{folder.last}: this checkpoint is of epoch {counters.epoch}, but the run has {run.epochs}; restore a good copy, "
-            f"or delete {folder.checkpoints} to start this run again"
+            f"{folder.last}: this checkpoint is of epoch {counters.epoch}, but the run has {run.epochs}; restore a good "
+            f"copy, or delete {folder.checkpoints} to start this run again"
         )
     try:
         with (

@@ -5,9 +5,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from attngraft.errors import HostError
 from attngraft.hosts.adapter import random_images
 from attngraft.hosts.family import BlockFamily
 from attngraft.hosts.sites import map_fields
+from attngraft.suggest import quoted
 
 _LENGTH = 12  #: tokens of an example text
 
@@ -60,8 +62,15 @@ def random_ids(model: Any, *, batch: int) -> Tensor:
 
 
 def pair(size: Any) -> tuple[int, int]:
-    """Return `size`, one number or a pair, as (rows, columns)."""
-    rows, columns = (size, size) if isinstance(size, int) else size
+    """Return `size`, one number or a pair, as (rows, columns).
+
+    Raises:
+        HostError: it is something else.
+    """
+    sides = (size, size) if isinstance(size, int) else size
+    if not isinstance(sides, list | tuple) or len(sides) != 2:
+        raise HostError(f"sizes of images and patches must be one number or two, not {quoted(size)}; correct them")
+    rows, columns = sides
     return int(rows), int(columns)
 
 

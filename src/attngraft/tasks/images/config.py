@@ -1,13 +1,16 @@
 """Recipe sections shared by image tasks: the data source and the training augmentation."""
 
+import re
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from attngraft.strict import FieldError, require
+from attngraft.suggest import cut
 
 Crop = Literal["auto", "resized", "pad", "center"]
 Check = Literal["auto", "full", "fast", "off"]
 Order = Literal["random", "shards"]
+_MOST = 1000  #: most repetitions of an image, and erased rectangles
 LARGEST_SIDE = 2**13  #: largest side to which images are resized or cropped, in pixels
 
 Separator = Literal["bar", "semicolon", "comma", "space", "none"]
@@ -153,7 +156,7 @@ class AugmentConfig:
             value = getattr(self, name)
             require(self, name, value is None or 0 <= value <= 1, "must be a probability between 0 and 1")
         for name in ("erasing_count", "repeats"):
-            require(self, name, getattr(self, name) >= 1, "must be at least 1")
+            require(self, name, 1 <= getattr(self, name) <= _MOST, f"must lie between 1 and {_MOST}")
         _interval(self, "scale", upper=1.0)
         _interval(self, "ratio")
         _interval(self, "cutmix_minmax", upper=1.0)
@@ -193,6 +196,9 @@ def _auto_augment(text: str) -> None:
     # local import: `attngraft data check` imports this module and should not wait for timm
     from timm.data.auto_augment import augment_and_mix_transform, auto_augment_transform, rand_augment_transform
 
+    counts = re.findall(r"-[nwd](\d+)", text)  # of operations one after the other
+    if any(len(count) > 2 for count in counts):
+        raise FieldError("auto_augment", f"{cut(text)} has a number of operations above 99; use fewer")
     if text.startswith("rand"):
         build = rand_augment_transform
     elif text.startswith("augmix"):
