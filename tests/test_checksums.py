@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attngraft.checksums import WrongChecksumError, read_with_checksums, write_checksums
+from attngraft.checksums import _LAST, WrongChecksumError, _of_text, read_with_checksums, write_checksums
 
 
 def folder_of(path: Path) -> Path:
@@ -55,3 +55,22 @@ def test_files_of_earlier_versions_have_no_checksums(tmp_path: Path) -> None:
     (tmp_path / "finished.json").write_text('{\n  "epochs": 3\n}\n')
     facts, checksums = read_with_checksums(tmp_path / "finished.json")
     assert (facts, checksums.entries) == ({"epochs": 3}, {})
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        [1, 2],
+        {"a.txt": 5},
+        {"a.txt": {"bytes": "9", "sha256": "x"}},
+        {"a.txt": {"bytes": 9}},
+        {"/etc/passwd": {"bytes": 9, "sha256": "x"}},
+        {"../a.txt": {"bytes": 9, "sha256": "x"}},
+        {"a\0b": {"bytes": 9, "sha256": "x"}},
+    ],
+)
+def test_lists_that_were_never_written_are_refused(tmp_path: Path, files: object) -> None:
+    text = json.dumps({"files": files}, indent=2).removesuffix("\n}") + ","
+    (tmp_path / "list.json").write_text(f'{text}{_LAST}{_of_text(text)}"\n}}\n')
+    with pytest.raises(WrongChecksumError):
+        read_with_checksums(tmp_path / "list.json")

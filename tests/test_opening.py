@@ -1,6 +1,7 @@
 """Files that users hand in are regular, of limited size, and never block."""
 
 import os
+import re
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +32,7 @@ def test_other_files_are_refused_at_once(tmp_path: Path) -> None:
         for path, kind in ((tmp_path / "fifo", "a FIFO"), (tmp_path / "socket", "a socket"), ("/dev/zero", "a device")):
             with pytest.raises(UnsuitableFile, match=f"^is {kind}, not a regular file$"):
                 open_regular(path)
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(IsADirectoryError, match=re.escape(str(tmp_path))):
         open_regular(tmp_path)
     with pytest.raises(FileNotFoundError):
         open_regular(tmp_path / "missing")
@@ -73,3 +74,9 @@ def test_a_mapping_is_required(text: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^expected an object \(\{\.\.\.\}\), found ") as refused:
         read_mapping(tmp_path / "a.json")
     assert len(str(refused.value)) < 150
+
+
+def test_half_of_a_character_is_refused_but_not_an_odd_byte_of_a_name() -> None:
+    with pytest.raises(ValueError, match="surrogates not allowed"):
+        parse_json(r'{"a": ["\ud800"]}')
+    assert parse_json(r'["\ud83d\ude00", "\udcff"]') == ["\N{GRINNING FACE}", "\udcff"]

@@ -65,7 +65,7 @@ def write_checksums(path: Path, files: Iterable[Path], *, facts: Mapping[str, An
         StorageError: the file cannot be written.
     """
     entries = {}
-    for file in sorted(files):
+    for file in sorted(filter(Path.is_file, files)):
         found = file.stat()
         digest = _digest(file, found.st_size, found.st_mtime_ns, found.st_ino)
         entries[file.relative_to(path.parent).as_posix()] = {"bytes": found.st_size, "sha256": digest}

@@ -33,6 +33,18 @@ def misfits(tensors: Mapping[str, Tensor], expected: Mapping[str, torch.Size], *
     ]
 
 
+def kind_of(tensor: Tensor) -> str:
+    """Return the kind of a tensor's numbers: float, bool, int or complex. Precisions may differ."""
+    kinds = {"float": tensor.is_floating_point(), "bool": tensor.dtype == torch.bool, "complex": tensor.is_complex()}
+    return next((name for name, holds in kinds.items() if holds), "int")
+
+
+def other_kinds(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> list[str]:
+    """Describe the tensors whose numbers are of another kind than those of the same name in `expected`."""
+    pairs = [(name, kind_of(tensor), kind_of(expected[name])) for name, tensor in tensors.items() if name in expected]
+    return [f"{name} of type {found} where {wanted} fits" for name, found, wanted in pairs if found != wanted]
+
+
 def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
     """Return the names of the tensors with infinite values or values that are not numbers."""
     floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}

@@ -322,3 +322,9 @@ def test_a_wrapped_graft_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(attngraft.GraftSpecError, match=r"grafts\.cb_s is wrapped in Wrapper .*modules_to_save"):
         attngraft.save_grafts(model, tmp_path / "x.safetensors")
     assert not list(tmp_path.iterdir())
+
+
+def test_values_beyond_the_hosts_precision_are_refused(file: Path) -> None:
+    rewrite(file, None, lambda t: t.update({SCALE: torch.full((24,), 1e6)}))
+    with pytest.raises(attngraft.GraftFileError, match=rf"{SCALE} has values that are not finite in torch.float16"):
+        attngraft.load_grafts(tiny_vit().half(), file, check_fingerprint=False)

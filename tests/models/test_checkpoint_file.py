@@ -269,3 +269,11 @@ def test_changed_bytes(tmp_path: Path, kind: str) -> None:
             refused += 1
             assert path.name in str(error)
     assert refused
+
+
+@pytest.mark.parametrize(("dtype", "shape", "size"), [("F4", [2], 1), ("F32", [1] * 70, 4)])
+def test_tensors_that_torch_cannot_use_are_damage(tmp_path: Path, dtype: str, shape: list[int], size: int) -> None:
+    header = json.dumps({"x": {"dtype": dtype, "shape": shape, "data_offsets": [0, size]}}).encode()
+    (tmp_path / "x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(size))
+    with pytest.raises(HostError, match=r"x\.safetensors is damaged"):
+        read_checkpoint(tmp_path / "x.safetensors")

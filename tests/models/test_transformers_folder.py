@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import nn
 import attngraft
 from attngraft.cli import main
 from attngraft.errors import UsageError
+from attngraft.models.create import create_host
 from attngraft.models.transformers_folder import HOST, folder_arguments, folder_tensors
 from attngraft.study.config import study_from_dict
 from attngraft.training.build import build_initial_model, check_start, model_data_config
@@ -318,3 +320,25 @@ def call(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(arguments)
     assert not stop.value.code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("part", ["../secret.safetensors", "/etc/passwd", "sub/a.safetensors", "pipe", 3])
+def test_divided_weights_stay_in_their_folder(tmp_path: Path, part: Any) -> None:
+    folder = tmp_path / "folder"
+    saved(folder)
+    (folder / "model.safetensors").rename(tmp_path / "secret.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"classifier.bias": part}}))
+    if part == "pipe":
+        os.mkfifo(folder / "pipe")
+    with pytest.raises(
+        attngraft.HostError, match=r"model\.safetensors\.index\.json: .*download or save the folder again"
+    ):
+        folder_tensors(folder)
+
+
+def test_a_model_larger_than_the_memory_is_not_begun(tmp_path: Path) -> None:
+    saved(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"hidden_size": 10**9, "num_attention_heads": 1}))
+    with pytest.raises(attngraft.HostError, match=r"the host takes .* more than the .* of this machine"):
+        create_host(f"hf:{tmp_path}")

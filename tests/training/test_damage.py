@@ -11,9 +11,10 @@ import pytest
 import safetensors.torch
 import torch
 
-from attngraft.errors import TrainingError
+from attngraft.errors import FolderError, TrainingError
 from attngraft.study.predictions import open_predictions, read_statistics
 from attngraft.training.build import build_task
+from attngraft.training.checkpoint import read_checkpoint
 from attngraft.training.evaluate import evaluate_run
 from attngraft.training.loop import train
 from attngraft.training.progress import Silent
@@ -125,3 +126,69 @@ def test_metrics_of_earlier_versions_are_compared_with_predictions(run: Path) ->
         read_statistics(read_run(run), build_task(recipe()))
     RunFolder(run).mend()  # without checksums nothing is known to be damaged
     assert (run / "finished.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [
+        ("format", "x"),
+        ("model", [1]),
+        ("model", {"head.weight": 3}),
+        ("optimizer", []),
+        ("sums", []),
+        ("sums", [{"loss": 1.0}, {}]),
+        ("counters", {"epoch": -1, "step": 0, "seconds": 0.0, "rows": [], "best": {}}),
+        ("counters", {"epoch": 0, "step": 0, "seconds": 0.0, "rows": [3], "best": {}}),
+        ("counters", {"epoch": 0, "step": 0, "seconds": 0.0, "rows": [], "best": {"val": "x"}}),
+        ("counters", {"epoch": 0, "step": 0, "seconds": 0.0, "rows": [], "best": {}, "__class__": 3}),
+        ("ema", 3),
+    ],
+)
+def test_checkpoints_with_other_contents_are_damaged(entry: str, value: object, run: Path) -> None:
+    change_checkpoint(run, **{entry: value})
+    with pytest.raises(TrainingError, match=rf"last\.pt: this checkpoint is damaged \(its entry {entry}"):
+        read_checkpoint(RunFolder(run))
+
+
+def test_progress_and_moments_of_another_run_are_refused(run: Path) -> None:
+    (run / "finished.json").unlink()
+    whole = torch.load(run / "checkpoints/last.pt", weights_only=True)
+    change_checkpoint(run, counters={**whole["counters"], "epoch": 10**9})
+    with pytest.raises(TrainingError, match=r"last\.pt: this checkpoint is of epoch 1000000000, but the run has 1;"):
+        train(recipe(), run, progress=Silent())
+    state = whole["optimizer"]["state"]
+    moments = {name: {**each, "exp_avg": torch.zeros(each["exp_avg"].ndim * [3])} for name, each in state.items()}
+    change_checkpoint(run, counters=whole["counters"], optimizer={**whole["optimizer"], "state": moments})
+    with pytest.raises(TrainingError, match=r"last\.pt: this checkpoint does not fit the run \(exp_avg of"):
+        train(recipe(), run, progress=Silent())
+
+
+def test_facts_are_checked_whatever_the_checksums_say(run: Path) -> None:
+    content = json.loads((run / "data.json").read_text())
+    for changed in ({"facts": {**content["facts"], "classes": 5}}, {"paths": {"task.data.source": 5}}):
+        (run / "data.json").write_text(json.dumps({**content, **changed}))
+        with_new_checksums(run)
+        with pytest.raises(FolderError, match=r"data\.json: .*(classes|paths)"):
+            read_run(run)
+
+
+def test_scores_are_compared_with_the_other_columns(run: Path) -> None:
+    all_right(run)
+    with_new_checksums(run)
+    record = read_run(run)
+    with pytest.raises(TrainingError, match=r"the mean of the scores in predictions\.npz is 1, but their top1 0\."):
+        read_statistics(record, build_task(record.recipe))
+
+
+def test_integers_beyond_floats_are_no_metrics(run: Path) -> None:
+    path = run / "metrics.jsonl"
+    path.write_text(re.sub(r'"val/top1": [0-9.]+', f'"val/top1": {10**400}', path.read_text()))
+    with_new_checksums(run)
+    with pytest.raises(TrainingError, match=r"metrics\.jsonl: cannot be read: a line is not an object of numbers"):
+        read_run(run)
+
+
+def change_checkpoint(run: Path, **entries: object) -> None:
+    path = run / "checkpoints/last.pt"
+    torch.save({**torch.load(path, weights_only=True), **entries}, path)
+    (run / "checkpoints/previous.pt").unlink(missing_ok=True)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -246,3 +247,10 @@ def test_the_folder_of_a_run_is_no_recipe(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("")
     with pytest.raises(ConfigError, match="is the folder of a run; use .*recipe.yaml"):
         load_recipe(tmp_path)
+
+
+def test_many_unknown_fields_are_refused_at_once() -> None:
+    start = time.perf_counter()
+    with pytest.raises(ConfigError, match="unknown field"):
+        recipe_from_dict({f"field{number}": 1 for number in range(100_000)})
+    assert time.perf_counter() - start < 5

@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 from attngraft.analysis.request import Analysis
-from attngraft.errors import ConfigError, UsageError
+from attngraft.errors import ConfigError, DataError, UsageError
 from attngraft.files import write_atomically
 from attngraft.opening import read_json
 from attngraft.results.analysis import FORMAT, AnalysisResult
@@ -64,8 +64,14 @@ def save_analysis(result: AnalysisResult, folder: Path) -> Path:
 
     Raises:
         StorageError: the file cannot be written.
+        DataError: a number is not finite.
     """
-    text = json.dumps(dataclasses.asdict(result), ensure_ascii=False, allow_nan=False)
+    try:
+        text = json.dumps(dataclasses.asdict(result), ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        raise DataError(
+            f"{result.name}: the results are not finite, as with damaged weights or preprocessing of the model; correct them"
+        ) from None
     return write_atomically(folder / f"{result.name}.json", text + "\n")
 
 

@@ -81,6 +81,9 @@ def _with_exit_codes(verb: Callable[..., None], *, slow: bool = False) -> Callab
                 where = quoted(error.filename) if error.filename else "the output"
                 echo(f"attngraft: {where}: {error.strerror}; free some space and repeat the command", err=True)
                 raise typer.Exit(1) from None
+            if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):  # of `tempfile`
+                echo(f"attngraft: {error}; free some space, or set TMPDIR to a folder with space", err=True)
+                raise typer.Exit(1) from None
             if isinstance(error, ImportError) and "failed to map segment" in str(error):
                 echo(
                     "attngraft: not enough memory to load PyTorch; raise the limit of this process (ulimit -v)",

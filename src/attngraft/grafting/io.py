@@ -43,7 +43,7 @@ from attngraft.mechanisms.registry import graft_types
 from attngraft.opening import check_regular
 from attngraft.strict import FieldError, read
 from attngraft.suggest import cut, shortened
-from attngraft.tensors import meta_device, misfits, unshared
+from attngraft.tensors import kind_of, meta_device, misfits, unshared
 
 log = logging.getLogger(__name__)
 
@@ -411,23 +411,22 @@ def _check_tensors(
         raise GraftFileError(
             f"{file} does not match its own manifest: it {shortened(problems, 1)}; save the grafts again"
         )
+    dtype = next(
+        (each.dtype for each in host.core.parameters() if each.is_floating_point()), torch.float32
+    )  # of grafts
     for name, tensor in tensors.items():
         wanted = (included if name.startswith(_HOST) else expected)[name]
-        if _kind(tensor) != _kind(wanted):
+        if kind_of(tensor) != kind_of(wanted):
             raise GraftFileError(
-                f"{file}: {name} is of type {_kind(tensor)}, but the model's of type {_kind(wanted)}; save the grafts again"
+                f"{file}: {name} is of type {kind_of(tensor)}, but the model's of type {kind_of(wanted)}; save the grafts "
+                "again"
             )
-        if tensor.is_floating_point() and not tensor.float().isfinite().all():
+        used = wanted.dtype if name.startswith(_HOST) else dtype
+        if tensor.is_floating_point() and not tensor.to(used).float().isfinite().all():
             raise GraftFileError(
-                f"{file}: {name} has values that are not finite (the training diverged, or the file is damaged); use an "
-                "earlier file, or save the grafts again"
+                f"{file}: {name} has values that are not finite in {used} (the training diverged, or the file is "
+                "damaged); use an earlier file, or save the grafts again"
             )
-
-
-def _kind(tensor: Tensor) -> str:
-    """Return the kind of numbers: float, bool, int or complex. Precisions may differ."""
-    kinds = {"float": tensor.is_floating_point(), "bool": tensor.dtype == torch.bool, "complex": tensor.is_complex()}
-    return next((name for name, holds in kinds.items() if holds), "int")
 
 
 def _included(file: Path, host: Host, manifest: GraftManifest, placements: Iterable[Placement]) -> dict[str, Tensor]:

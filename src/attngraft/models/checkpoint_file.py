@@ -20,6 +20,7 @@ from attngraft.opening import check_regular, check_unpacked, check_zip, open_zip
 from attngraft.suggest import cut, first_line
 
 _TORCH = (".pth", ".pt", ".bin", ".tar")
+_MOST_AXES = 64  #: torch copies no tensors with more
 SUFFIXES = (".safetensors", *_TORCH, ".zip")
 AVERAGES = ("state_dict_ema", "model_ema")  #: keys of the moving average of the weights
 PLAIN = ("state_dict", "model", "net")  #: keys of the plain weights
@@ -72,7 +73,9 @@ def read_checkpoint(path: Path, *, average: bool | None = None) -> CheckpointFil
                 values = _load(path, stream)
             found = _from_torch(path, member, values, average=average)
         for tensor in found.tensors.values():
-            tensor.reshape(-1)[:1].float()  # raises for shapes and dtypes that torch can store but not use
+            tensor.reshape(-1)[:1].clone().float()  # raises for dtypes that torch can store but not use
+            if tensor.ndim > _MOST_AXES:
+                raise ValueError(f"a tensor of {tensor.ndim} dimensions")
         return found
     except AttngraftError:
         raise

@@ -26,8 +26,8 @@ from attngraft.downloads import without_hub
 from attngraft.errors import HostError, UsageError
 from attngraft.files import user_path
 from attngraft.grafting.io import load_grafts
-from attngraft.opening import check_folder, read_json
-from attngraft.suggest import first_line
+from attngraft.opening import check_folder, check_regular, read_json, read_mapping
+from attngraft.suggest import first_line, quoted
 
 log = logging.getLogger(__name__)
 
@@ -65,9 +65,10 @@ _NOT_GENERATION = {
     "use_cache",
 }
 _KERNELS = ("_implementation", "_implementation_internal")  #: endings of keys whose values name attention kernels
+#: largest numbers in a configuration, by a part of their name
+_MOST = {"layer": 10_000, "depth": 10_000, "num_labels": 1_000_000}
+_LARGE = 2**16  #: larger numbers are those of vocabularies, or of models that fill the memory
 #: Pillow's resampling filters by number
-_MOST = {"layer": 10_000, "num_labels": 1_000_000}  #: largest numbers in a configuration, by a part of their name
-_LARGE = 2**16  #: sizes above are those of vocabularies, or of models that fill the memory
 _RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 
 
@@ -205,10 +206,12 @@ def refuse_wrong_numbers(config: Mapping[str, Any], *, where: str) -> bool:
 
 
 def _entries(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield names and values of a configuration and of those within it."""
+    """Yield names and values of a configuration and of those within it, also of each entry of a list."""
     for name, value in fields.items():
         if isinstance(value, Mapping):
             yield from _entries(value)
+        elif isinstance(value, list | tuple):
+            yield from ((str(name), each) for each in value if not isinstance(each, Mapping))
         else:
             yield str(name), value
 
@@ -270,6 +273,8 @@ def folder_tensors(folder: Path, auto_class: str = IMAGE_CLASSIFIER) -> tuple[Pa
             f"{folder / WEIGHTS[0]}: no such file next to {CONFIG}, nor {' or '.join(WEIGHTS[1:3])}; "
             "copy it from the saved folder (save_pretrained writes both)"
         )
+    if file.suffix == ".json":
+        _check_index(file)
     transformers = import_transformers(folder)
     model, report = _loaded(transformers, folder, file, auto_class)
     unexpected = report["unexpected_keys"]
@@ -285,6 +290,22 @@ def folder_tensors(folder: Path, auto_class: str = IMAGE_CLASSIFIER) -> tuple[Pa
         log.info("%s: ignored tensors that %s not use: %s", file, users, ", ".join(ignored))
     missing, prefix = set(report["missing_keys"]), "model." if auto_class == IMAGE_CLASSIFIER else ""
     return file, {f"{prefix}{name}": value for name, value in model.state_dict().items() if name not in missing}
+
+
+def _check_index(index: Path) -> None:
+    """Check that the index of divided weights names regular files in its folder.
+
+    Raises:
+        HostError: it does not, or is damaged.
+    """
+    try:
+        parts = set(read_mapping(index)["weight_map"].values())
+        for part in parts:
+            if Path(part).name != part:
+                raise ValueError(f"{quoted(part)} is not a file in this folder")
+            check_regular(index.with_name(part))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise HostError(f"{index}: {first_line(error)}; download or save the folder again") from None
 
 
 def _loaded(transformers: Any, folder: Path, file: Path, auto_class: str) -> tuple[nn.Module, dict[str, Any]]:

@@ -27,6 +27,7 @@ from attngraft.models.transformers_folder import HOST as TRANSFORMERS
 from attngraft.models.transformers_folder import folder_tensors, refuse_without_config, transformers_folder
 from attngraft.opening import read_json
 from attngraft.suggest import shortened
+from attngraft.tensors import other_kinds
 
 #: paths of weights in folders of runs, exported models, and the Hugging Face Hub; the first that exists is used
 IN_FOLDERS = ("checkpoints/best.safetensors", "checkpoints/last.pt", "model.safetensors", "pytorch_model.bin")
@@ -322,6 +323,7 @@ def _misfits(values: Mapping[str, Tensor], state: Mapping[str, Tensor], *, missi
         "it lacks": [name for name in state if name in missing],
         "unexpected:": sorted(name for name in values if name not in state),
         "other shapes:": shapes,
+        "other numbers:": other_kinds(values, state),
     }
     return [f"{what} {shortened(names, _MAX_NAMES)}" for what, names in found.items() if names]
 

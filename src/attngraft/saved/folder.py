@@ -34,7 +34,7 @@ from attngraft.suggest import shortened
 from attngraft.tasks.codec import Codec
 from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import FITTED_FOLDER, Task, load_task
-from attngraft.tensors import misfits, not_finite, unshared
+from attngraft.tensors import misfits, not_finite, other_kinds, unshared
 
 _SHOWN = 3  #: maximum number of problems listed in a message
 
@@ -91,6 +91,8 @@ def load(
 
 def _load(folder: Path, manifest: Manifest) -> nn.Module:
     model = create_host(manifest)
+    if manifest.grafted != (folder / GRAFTS).exists():
+        raise ExportError(f"{folder / GRAFTS}: the manifest says otherwise about this file; export the model again")
     if manifest.grafted:
         try:
             with seeded("graft", 0):
@@ -157,7 +159,8 @@ def _load_weights(model: nn.Module, file: Path) -> None:
     except (OSError, SafetensorError) as error:
         raise ExportError(f"{file}: cannot be read ({error}); it is damaged, export the model again") from None
     expected = {name: value.shape for name, value in model.state_dict().items() if not is_graft(name)}
-    if problems := misfits(weights, expected, unknown="the host does not have"):
+    problems = misfits(weights, expected, unknown="the host does not have")
+    if problems := problems or [f"has {each}" for each in other_kinds(weights, model.state_dict())]:
         raise ExportError(
             f"{file} does not fit the manifest's host: it {shortened(problems, _SHOWN)}; export the model again, or install "
             "the versions in the manifest"

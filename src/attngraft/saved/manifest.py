@@ -100,8 +100,8 @@ class Manifest:
             if self.around is None:
                 raise FieldError("around", "must describe the task")
             return
-        if not self.serving.classes:
-            raise FieldError("serving.classes", "must name at least one class")
+        if not self.serving.classes or len({*self.serving.classes}) < len(self.serving.classes):
+            raise FieldError("serving.classes", "must be different names, at least one")
         if self.serving.numeric and not len(self.serving.scale) == len(self.serving.offset) == len(
             self.serving.classes
         ):

@@ -48,7 +48,13 @@ def read_statistics(record: RunRecord, task: Task) -> RunStatistics:
             statistics, comparable, metrics = dict(measured.statistics), measured.comparable, measured.values
         if table.score is not None:  # saved for all tasks, even without other statistics
             fixed = statistics[task.primary].held_fixed if task.primary in statistics else ""
-            statistics[task.primary] = MeanScore(table.score, table.binary, fixed)
+            mean, own = MeanScore(table.score, table.binary, fixed), statistics.get(task.primary)
+            if own is not None and not np.isclose(mean.point, own.point, rtol=_SAME, atol=_SAME, equal_nan=True):
+                raise TrainingError(
+                    f"{record.folder}: the mean of the scores in predictions.npz is {mean.point:.6g}, but their "
+                    f"{task.primary} {own.point:.6g}; restore a good copy, or delete the folder to train the run again"
+                )
+            statistics[task.primary] = mean
         _check_metrics(record, metrics)
         return RunStatistics(
             folder=record.folder, names=table.names, statistics=statistics, comparable=comparable, metrics=metrics

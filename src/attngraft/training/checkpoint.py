@@ -32,9 +32,9 @@ from torch.distributed.checkpoint.state_dict import (
 from attngraft.attention import detached_state, load_detached_state, sites_with_detached
 from attngraft.errors import TrainingError
 from attngraft.files import atomic_file, write_atomically
-from attngraft.opening import check_regular, open_zip
+from attngraft.opening import check_regular, open_zip, parse_json
 from attngraft.suggest import cut, first_line, shortened
-from attngraft.tensors import not_finite, unshared
+from attngraft.tensors import not_finite, other_kinds, unshared
 from attngraft.training.freezing import FreezingSchedule
 from attngraft.training.run_folder import Metrics, RunFolder, is_number
 
@@ -301,9 +301,14 @@ def load_best(path: Path, state: TrainState) -> int:
     weights: dict[str, Any] = {}
     if main:
         check_regular(path)
-        with safe_open(path, framework="pt") as file:
-            epoch = int(json.loads(file.metadata()["attngraft"])["epoch"])
-        weights = safetensors.torch.load_file(path)
+        try:
+            with safe_open(path, framework="pt") as file:
+                epoch = int(parse_json(file.metadata()["attngraft"])["epoch"])
+            weights = safetensors.torch.load_file(path)
+        except (*_MISFIT, SafetensorError) as error:
+            raise TrainingError(
+                f"{path}: cannot be read ({first_line(error)}); restore the file, or repeat the run"
+            ) from None
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=state.accelerator.num_processes > 1)
     set_model_state_dict(state.model, weights, options=options)
     return int(broadcast_object_list([epoch])[0])
@@ -318,8 +323,11 @@ def load_weights(path: Path, model: nn.Module) -> dict[str, Any]:
     try:
         check_regular(path)
         with safe_open(path, framework="pt") as file:
-            facts: dict[str, Any] = json.loads((file.metadata() or {}).get("attngraft", "{}"))
-        model.load_state_dict(safetensors.torch.load_file(path))
+            facts = parse_json((file.metadata() or {}).get("attngraft", "{}"))
+        weights = safetensors.torch.load_file(path)
+        if not isinstance(facts, dict) or other_kinds(weights, model.state_dict()):
+            raise ValueError("its metadata or the types of its numbers are wrong")
+        model.load_state_dict(weights)
     except (OSError, SafetensorError, ValueError) as error:
         raise TrainingError(
             f"{path}: these weights cannot be read ({first_line(error)}); restore the file, or repeat the run"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import itertools
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -70,6 +71,7 @@ _OTHER_NAMES = {
     "resolution": "img_size",
 }
 _HOST_ARGUMENTS = ("img_size", "patch_size", "depth", "embed_dim", "num_heads", "in_chans")
+_TRIED = 20  #: unknown fields for which another is suggested
 _DEVICE = ("device", "devices", "gpu", "gpus", "gpu_id", "cuda")
 
 
@@ -90,7 +92,7 @@ def refuse_misplaced(
     Raises:
         ConfigError: the message names the field to use.
     """
-    for name, siblings in _unknown(mapping, cls, section):
+    for name, siblings in itertools.islice(_unknown(mapping, cls, section), _TRIED):  # `strict.read` refuses the others
         if remedy := _remedy(name, siblings, known()):
             raise ConfigError(f"{f'{source}: ' if source else ''}{name}: unknown field; {remedy}")
 

@@ -17,7 +17,7 @@ from tests.tasks.images.datasets import host_config, make_task, picture
 HOST = HostInput.from_model(host_config(12))
 
 
-@pytest.mark.parametrize("crop_pct", [1e-9, 1e9, float("nan")])
+@pytest.mark.parametrize("crop_pct", [0, 1e-9, 1e9, float("nan")])
 def test_crops_out_of_range_are_refused(crop_pct: float) -> None:
     with pytest.raises(ConfigError, match=r"crop_pct must be from 0.01 to 10.0, got"):
         HostInput.from_model({"crop_pct": crop_pct})

@@ -154,3 +154,17 @@ def test_a_damaged_preprocessing_is_an_error(wrong: dict[str, Any]) -> None:
     serving = Serving(kind="images", input={"size": [3, 8, 8], **wrong}, activation="softmax", classes=("a", "b"))
     with pytest.raises(ExportError, match="is not a valid preprocessing"):
         Preprocessor.from_serving(serving)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"auto_augment": "rand-m9-n999999"}, "has a number of operations above 99; use fewer"),
+        ({"auto_augment": "augmix-m5-w4-d100"}, "has a number of operations above 99; use fewer"),
+        ({"repeats": 10**9}, "repeats must lie between 1 and 1000"),
+        ({"erasing_count": 10**9}, "erasing_count must lie between 1 and 1000"),
+    ],
+)
+def test_augmentation_that_never_ends_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AugmentConfig(**settings)

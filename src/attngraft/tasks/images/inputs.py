@@ -13,11 +13,13 @@ from PIL import Image
 from torch import Tensor
 
 from attngraft.errors import ConfigError
+from attngraft.suggest import quoted
 from attngraft.tasks.task import Batch
 
 Example = tuple[Tensor, Any]  #: image, and its label: a class index, or a 0/1 row with one entry per class
 
 _SMALLEST_CROP, _LARGEST_CROP = 0.01, 10.0
+_CROP_MODES = ("center", "squash", "border")  #: of timm
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # timm's default mean and std
 
 
@@ -58,11 +60,14 @@ class HostInput:
             raise ConfigError(
                 f"host: has {channels} input channels, but images have 1 (gray) or 3 (RGB); use --host-arg in_chans=3"
             )
-        crop_pct = float(config.get("crop_pct") or 0.875)
+        crop_pct, crop_mode = config.get("crop_pct"), config.get("crop_mode") or "center"
+        crop_pct = 0.875 if crop_pct is None else float(crop_pct)
         if not _SMALLEST_CROP <= crop_pct <= _LARGEST_CROP:
             raise ConfigError(
                 f"host: crop_pct must be from {_SMALLEST_CROP} to {_LARGEST_CROP}, got {crop_pct:g}; correct it"
             )
+        if crop_mode not in _CROP_MODES:
+            raise ConfigError(f"host: crop_mode must be {', '.join(_CROP_MODES)}, not {quoted(crop_mode)}; correct it")
         return cls(
             channels=channels,
             height=height,
@@ -71,7 +76,7 @@ class HostInput:
             std=_per_channel(config.get("std", _IMAGENET[1]), channels),
             interpolation=config.get("interpolation", "bicubic"),
             crop_pct=crop_pct,
-            crop_mode=config.get("crop_mode") or "center",
+            crop_mode=crop_mode,
         )
 
     def facts(self) -> dict[str, Any]:
