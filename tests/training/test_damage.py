@@ -192,3 +192,15 @@ def change_checkpoint(run: Path, **entries: object) -> None:
     path = run / "checkpoints/last.pt"
     torch.save({**torch.load(path, weights_only=True), **entries}, path)
     (run / "checkpoints/previous.pt").unlink(missing_ok=True)
+
+
+def test_a_missing_column_is_named(run: Path) -> None:
+    with np.load(run / "predictions.npz") as file:
+        columns = {name: file[name] for name in file.files if name != "confidence"}
+    np.savez(run / "predictions.npz", **columns)
+    with_new_checksums(run)
+    with (
+        open_predictions(read_run(run)) as table,
+        pytest.raises(TrainingError, match=r"npz: lacks the column confidence"),
+    ):
+        table["confidence"]

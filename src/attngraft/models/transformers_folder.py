@@ -174,10 +174,15 @@ def _read_config(folder: Path) -> Any:
     transformers = import_transformers(folder)
     try:
         check_folder(folder)
+        refuse_wrong_numbers(
+            read_mapping(folder / CONFIG), where=str(folder / CONFIG)
+        )  # before any list is made of them
         with without_hub():  # a configuration may name a backbone, which transformers would look up
             config = transformers.AutoConfig.from_pretrained(
                 str(folder), local_files_only=True, trust_remote_code=False
             )
+    except UsageError:
+        raise
     except Exception as error:  # configurations raise errors of many classes
         raise UsageError(
             f"{folder / CONFIG}: transformers {transformers.__version__} cannot read it ({first_line(error)}); update "
@@ -192,12 +197,12 @@ def refuse_wrong_numbers(config: Mapping[str, Any], *, where: str) -> bool:
 
     Raises:
         UsageError: there are more than 10,000 layers or a million classes, which are created one after the other, or a
-            number is not finite.
+            value is not a number.
     """
     large = False
     for name, value in _entries(config):
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UsageError(f"{where}: {name} is {value}; correct it")
+        if isinstance(value, float) and math.isnan(value):
+            raise UsageError(f"{where}: {name} is not a number; correct it")
         for part, most in _MOST.items():
             if part in name and isinstance(value, int | float) and value > most:
                 raise UsageError(f"{where}: {name} is more than {most:,}; correct it")

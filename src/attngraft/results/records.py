@@ -239,6 +239,12 @@ def open_records(path: Path) -> Iterator[RecordTable]:
         yield RecordTable(names=names, columns=columns, outputs=outputs, score=score, binary=bool(binary))
 
 
+class MissingColumnError(TrainingError, KeyError):
+    """A column that a file does not have."""
+
+    __str__ = Exception.__str__  # KeyError.__str__ would quote the message
+
+
 class _FileColumns(Mapping[str, Column]):
     """Columns of an open .npz file, each read on access, because logits and masks may be large."""
 
@@ -249,7 +255,9 @@ class _FileColumns(Mapping[str, Column]):
 
     def __getitem__(self, name: str) -> Column:
         if name not in self._names:
-            raise KeyError(name)
+            raise MissingColumnError(
+                f"{self._path}: lacks the column {name}; delete this run's folder to train it again"
+            )
         with _damage_explained(self._path):
             values: np.ndarray = self._file[name]
             found: Column = values
