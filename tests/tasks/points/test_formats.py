@@ -423,3 +423,14 @@ def test_a_mistake_in_a_pcd_text_has_its_line(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("1.0 1.0 1.0\n", "1.0 nan 1.0\n", 1))
     with pytest.raises(DataError, match="a.pcd: line 12: 1, nan, 1 has a number that is not finite"):
         read_cloud(path)
+
+
+def test_meshes_of_many_triangles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.off").write_text(CUBE)
+    whole = read_cloud(tmp_path / "a.off", samples=20)
+    monkeypatch.setattr("attngraft.tasks.points.meshes._BLOCK", 5)  # areas of a few triangles at once
+    for ours, theirs in zip(read_cloud(tmp_path / "a.off", samples=20), whole, strict=True):
+        assert np.array_equal(ours, theirs)  # type: ignore[arg-type]
+    monkeypatch.setattr("attngraft.tasks.points.meshes._TRIANGLES", 3)
+    with pytest.raises(DataError, match=r"a\.off: has more than 3 triangles"):
+        read_cloud(tmp_path / "a.off", samples=20)

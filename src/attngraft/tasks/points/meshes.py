@@ -20,6 +20,7 @@ from attngraft.tasks.points.lines import MOST, Lines, header_lines, parsed, whol
 
 Raw = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]  #: points, normals, parts
 
+_TRIANGLES, _BLOCK = 10_000_000, 2**16  #: most triangles of a mesh, and those of which areas are computed at once
 _HEADER = 2**16  #: most bytes of a header
 _OFF = re.compile(r"(?:ST)?C?N?OFF|off")
 _END = re.compile(rb"^end_header[ \t]*\r?\n", re.MULTILINE)
@@ -56,25 +57,32 @@ def sample_surface(vertices: np.ndarray, triangles: np.ndarray, count: int, path
         DataError: the surface has no area.
     """
     random = np.random.default_rng(list(hashlib.sha256(os.fsencode(path.name)).digest()))
-    first, second, third = vertices.astype(np.float64)[triangles.T]
-    normals = np.cross(second - first, third - first)
-    areas = np.sqrt((normals**2).sum(axis=1))
-    flat = areas == 0
-    first, second, third, normals, areas = (each[~flat] for each in (first, second, third, normals, areas))
-    if flat.all():
+    vertices = vertices.astype(np.float64)
+    parts = range(0, len(triangles), _BLOCK)  # corners and normals of all triangles would take ten times their memory
+    areas = np.concatenate([np.zeros(0), *(_surface(vertices, triangles[at : at + _BLOCK])[2] for at in parts)])
+    solid = np.flatnonzero(areas)
+    if not len(solid):
         raise DataError(f"{path}: no face has an area; repair the mesh, or remove its faces to use the vertices")
-    ends = np.cumsum(areas)
-    chosen = np.searchsorted(ends, random.random(count) * ends[-1], side="right").clip(max=len(areas) - 1)
+    ends = np.cumsum(areas[solid])
+    chosen = solid[np.searchsorted(ends, random.random(count) * ends[-1], side="right").clip(max=len(solid) - 1)]
     root, other = np.sqrt(random.random((count, 1))), random.random((count, 1))
-    points = (1 - root) * first[chosen] + root * (1 - other) * second[chosen] + root * other * third[chosen]
-    return points.astype(np.float32), (normals[chosen] / areas[chosen, None]).astype(np.float32), None
+    (first, second, third), normals, found = _surface(vertices, triangles[chosen])
+    points = (1 - root) * first + root * (1 - other) * second + root * other * third
+    return points.astype(np.float32), (normals / found[:, None]).astype(np.float32), None
+
+
+def _surface(vertices: np.ndarray, triangles: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return corners (3, T, 3), normals (T, 3) and their lengths (T,), twice the areas, of triangles."""
+    corners = vertices[triangles.T]
+    normals = np.cross(corners[1] - corners[0], corners[2] - corners[0])
+    return corners, normals, np.sqrt((normals**2).sum(axis=1))
 
 
 def fan(faces: Iterable[Sequence[int]], vertices: int, place: Lines | Path) -> np.ndarray:
     """Return the triangles (T, 3) of convex polygons; polygons of one or two corners have none.
 
     Raises:
-        DataError: a face names a missing vertex.
+        DataError: a face names a missing vertex, or there are more than 10,000,000 triangles.
     """
     triangles = array("q")
     for index, corners in enumerate(faces):
@@ -83,6 +91,10 @@ def fan(faces: Iterable[Sequence[int]], vertices: int, place: Lines | Path) -> n
             where = place.place(index) if isinstance(place, Lines) else f"{place}: face {index}"
             raise DataError(
                 f"{where}: names the vertex {missing}, but the {vertices:,} vertices count from 0; repair the mesh"
+            )
+        if len(triangles) > 3 * _TRIANGLES:
+            raise DataError(
+                f"{place.path if isinstance(place, Lines) else place}: has more than {_TRIANGLES:,} triangles"
             )
         for i in range(1, len(corners) - 1):
             triangles.extend((corners[0], corners[i], corners[i + 1]))
