@@ -36,6 +36,8 @@ _GIVE = (
     "or .parquet with a column per language"
 )
 _SHOWN = 5  #: most lines listed in a note
+LONGEST = 100_000  #: characters of a sentence
+LONGEST_WORD = 10_000  #: characters without a space, as in Chinese; normalizing and dividing them takes quadratic time
 _SAME = 0.2  #: part of pairs with equal sentences above which a note is written
 
 
@@ -231,7 +233,7 @@ def _expanded(table: LabelTable) -> LabelTable:
 
 def _pairs(table: LabelTable, columns: tuple[str, str], notes: list[str]) -> tuple[Pairs, np.ndarray]:
     """Return the pairs without empty sentences, and their rows."""
-    sources, targets = ([clean(entry) for entry in plain_entries(table, name)] for name in columns)
+    sources, targets = (_sentences(table, name) for name in columns)
     rows = np.array([row for row in range(len(table)) if sources[row] and targets[row]], dtype=np.int64)
     if empty := sorted({*range(len(table))} - set(rows.tolist())):
         lines = shortened((f"row {n}" if isinstance(n := table.numbers[row], int) else n for row in empty), _SHOWN)
@@ -248,9 +250,31 @@ def _pairs(table: LabelTable, columns: tuple[str, str], notes: list[str]) -> tup
     return Pairs(names=names, sources=sources, targets=targets, places=places), rows
 
 
+def _sentences(table: LabelTable, name: str) -> list[str]:
+    found = list[str]()
+    for row, entry in enumerate(plain_entries(table, name)):
+        try:
+            found.append(clean(entry))
+        except DataError as error:
+            raise DataError(f"{table.line(row)}, {name}: {error}") from None
+    return found
+
+
 def clean(entry: Any) -> str:
-    """Return a sentence in Unicode normal form C, without spaces at its ends; empty for a missing entry."""
-    return "" if entry is None else unicodedata.normalize("NFC", str(entry)).strip()
+    """Return a sentence in Unicode normal form C, without spaces at its ends; empty for a missing entry.
+
+    Raises:
+        DataError: it, or a word in it, is too long.
+    """
+    text = "" if entry is None else str(entry)
+    for what, length, most in (("sentence", len(text), LONGEST), ("word", _longest_word(text), LONGEST_WORD)):
+        if length > most:
+            raise DataError(f"a {what} has {length:,} characters, more than {most:,}; divide or remove it")
+    return unicodedata.normalize("NFC", text).strip()
+
+
+def _longest_word(text: str) -> int:
+    return max(map(len, text.split()), default=0) if len(text) > LONGEST_WORD else 0
 
 
 def _short(pairs: Pairs, words: int | None, notes: list[str]) -> Pairs:
