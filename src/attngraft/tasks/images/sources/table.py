@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 import re
+import struct
 from array import array
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -258,7 +259,13 @@ def arrow_errors(path: Path) -> Iterator[Any]:
         yield pyarrow
     except AttngraftError:
         raise
-    except (OSError, ValueError, OverflowError, pyarrow.ArrowException) as error:  # the latter of Python's dates
+    except (
+        OSError,
+        ValueError,
+        OverflowError,
+        struct.error,
+        pyarrow.ArrowException,
+    ) as error:  # OverflowError: of dates
         raise DataError(f"{path}: cannot be read as {path.suffix} ({error})") from None
 
 
