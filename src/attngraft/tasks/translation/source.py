@@ -17,7 +17,15 @@ from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import TEST_NAMES, TRAIN_NAMES
 from attngraft.tasks.images.sources.manifest import SPLIT_NAMES, SplitTable, read_splits, tables_in
 from attngraft.tasks.images.sources.splitting import POOLED, divide
-from attngraft.tasks.images.sources.table import KINDS, LabelTable, find_column, plain_entries, read_groups, read_table
+from attngraft.tasks.images.sources.table import (
+    KINDS,
+    FieldColumns,
+    LabelTable,
+    find_column,
+    plain_entries,
+    read_groups,
+    read_table,
+)
 from attngraft.tasks.text.source import text_names
 from attngraft.tasks.translation.config import TranslationConfig
 from attngraft.tasks.translation.files import (
@@ -226,9 +234,11 @@ def _expanded(table: LabelTable) -> LabelTable:
     rows = table.columns.get(NESTED)
     if rows is None or not all(isinstance(row, Mapping) for row in rows):
         return table
-    names = dict.fromkeys(name for row in rows for name in row)
+    sentences = FieldColumns(table.where)
+    for row, number in zip(rows, table.numbers, strict=True):
+        sentences.add(row, number)
     columns = {name: entries for name, entries in table.columns.items() if name != NESTED}
-    return replace(table, columns=columns | {name: [row.get(name) for row in rows] for name in names})
+    return replace(table, columns=columns | sentences.columns())
 
 
 def _pairs(table: LabelTable, columns: tuple[str, str], notes: list[str]) -> tuple[Pairs, np.ndarray]:
