@@ -205,26 +205,20 @@ def _json_lines(path: Path) -> LabelTable:
             continue
         try:
             row = parse_json(line)
+            if _ESCAPED.search(line):
+                json.dumps(row, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise DataError(
+                f"{path}: line {number}: contains half of a character, such as \\ud83d; save its text as UTF-8"
+            ) from None
         except ValueError as error:
             reason = getattr(error, "msg", None) or error
             raise DataError(f"{path}: line {number}: not JSON ({reason}); write one object per line") from None
         if not isinstance(row, dict):
             raise DataError(f'{path}: line {number}: not a JSON object; write one per line, such as {{"text": ...}}')
-        if _ESCAPED.search(line) and not _is_unicode(row):
-            raise DataError(
-                f"{path}: line {number}: contains half of a character, such as \\ud83d; save its text as UTF-8"
-            )
         numbers.append(f"line {number}")
         columns.add(row, numbers[-1])
     return LabelTable(where=str(path), columns=columns.columns(), numbers=numbers)
-
-
-def _is_unicode(value: Any) -> bool:
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _text(path: Path) -> LabelTable:
