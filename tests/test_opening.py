@@ -38,6 +38,21 @@ def test_other_files_are_refused_at_once(tmp_path: Path) -> None:
         open_regular(tmp_path / "missing")
 
 
+def test_reading_without_data_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some files of /proc, such as kmsg, are regular, but wait for data."""
+    os.mkfifo(tmp_path / "a")
+    monkeypatch.setattr("attngraft.opening._KINDS", {})
+    file = open_regular(tmp_path / "a")
+    writer = os.open(tmp_path / "a", os.O_WRONLY)
+    with pytest.raises(UnsuitableFile, match="^has no data yet, so it is not a regular file; copy it$"):
+        file.read()
+    with pytest.raises(UnsuitableFile, match="^has no data yet"):
+        file.read(3)
+    os.write(writer, b"abc")
+    os.close(writer)
+    assert file.read() == b"abc"
+
+
 @pytest.mark.parametrize("opened", [open_regular, check_regular])
 def test_a_path_with_a_zero_byte_is_not_opened(opened: Callable[[str], object]) -> None:
     with pytest.raises(UnsuitableFile, match="is not a path: embedded null byte"):

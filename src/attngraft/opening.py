@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from attngraft.errors import AttngraftError, DataAccessError
 from attngraft.files import shown_size
@@ -28,6 +28,8 @@ from attngraft.suggest import cut, quoted
 
 if TYPE_CHECKING:
     import numpy as np
+
+T = TypeVar("T")
 
 JSON_LIMIT = 2**32  #: bytes of annotations: those of COCO's training images have 470 MB
 TEXT_LIMIT = 2**28  #: bytes of a text file that is read as a whole
@@ -48,6 +50,24 @@ DAMAGE = (
 
 _BLOCK = 2**20
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+
+
+class _File(io.FileIO):
+    """A file that is read without waiting; without data, as for some files of /proc, reading raises `UnsuitableFile`."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        return self._given(super().read(size))
+
+    def readall(self) -> bytes:
+        return self.read()
+
+    def readinto(self, buffer: Any) -> int:
+        return self._given(super().readinto(buffer))
+
+    def _given(self, found: T | None) -> T:
+        if found is None:  # which readers would take for the end, or for data
+            raise UnsuitableFile(f"/dev/fd/{self.fileno()}", "has no data yet, so it is not a regular file; copy it")
+        return found
 
 
 class UnsuitableFile(OSError):
@@ -77,7 +97,7 @@ def open_regular(path: Path | str, *, limit: int | None = None) -> io.BufferedRe
         raise UnsuitableFile(path, "is a socket, not a regular file")
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    file = os.fdopen(os.open(path, flags), "rb")
+    file: io.BufferedReader = io.BufferedReader(_File(os.open(path, flags)))
     found = os.fstat(file.fileno())
     kind = _KINDS.get(stat.S_IFMT(found.st_mode))
     if kind is not None or (limit is not None and found.st_size > limit):

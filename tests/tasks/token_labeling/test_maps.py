@@ -78,13 +78,32 @@ def test_what_is_no_map(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=rf"{re.escape(str(file))}: cannot be read as a label map"):
         maps.read(NAMES[0])
     torch.save({"scores": torch.zeros(2)}, file)
-    with pytest.raises(DataError, match=r"must have shape \(2, K, rows, columns\), got dict"):
+    with pytest.raises(DataError, match=r"must be a dense tensor, got dict"):
         maps.read(NAMES[0])
     torch.save(torch.zeros(3, 5, 2, 2), file)
     with pytest.raises(DataError, match=r"got \(3, 5, 2, 2\)"):
         maps.read(NAMES[0])
     save_label_map(torch.arange(9.0).view(9, 1, 1), file)
     with pytest.raises(DataError, match="contains class 8, but the data have 7 classes; use maps"):
+        maps.read(NAMES[0])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (torch.zeros(2, 5, 2, 2).to_sparse(), "must be a dense tensor, got another kind of tensor"),
+        (torch.zeros(2, 5, 2, 2, device="meta"), "must contain all its numbers"),
+        (torch.zeros(2, 5, 2, 2, dtype=torch.complex64), "must contain all its numbers, as float16 or float32"),
+        (torch.zeros(1, 1, 1, 1).expand(2, 2, 9999, 9999), "must contain all its numbers"),
+        (torch.full((2, 5, 2, 2), torch.nan), "scores must be finite, and classes whole numbers"),
+        (torch.full((2, 5, 2, 2), 0.5), "scores must be finite, and classes whole numbers"),
+        (torch.full((2, 5, 2, 2), -1.0), "contains class -1, but the data have 7 classes"),
+    ],
+)
+def test_maps_with_other_contents_are_refused(tmp_path: Path, content: torch.Tensor, message: str) -> None:
+    maps = fill(tmp_path)
+    torch.save(content, maps.file(NAMES[0]))
+    with pytest.raises(DataError, match=rf"{re.escape(str(maps.file(NAMES[0])))}: .*{message}"):
         maps.read(NAMES[0])
 
 

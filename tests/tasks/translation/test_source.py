@@ -156,6 +156,27 @@ def test_damaged_files_are_named_with_their_line(tmp_path: Path, name: str, data
 
 
 @pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a " * 60_000, "a sentence has 120,000 characters, more than 100,000; divide or remove it"),
+        ("a " + "e\u0301\u0327" * 4000, "a word has 12,000 characters, more than 10,000; divide or remove it"),
+    ],
+)
+def test_sentences_and_words_that_are_too_long_are_named_with_their_line(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    pairs = sentences(12)
+    write_pairs(tmp_path, {"train": pairs, "val": [*sentences(2, seed=2), (text, "lang")]})
+    with pytest.raises(DataError, match=rf"val\.{{en,de}}, line 3, en: {message}$"):
+        opened(tmp_path)
+
+
+def test_a_long_sentence_without_spaces_is_read(tmp_path: Path) -> None:
+    write_pairs(tmp_path, {"train": [*sentences(12), ("\u4e2d" * 9_000, "lang")], "val": sentences(4, seed=2)})
+    assert len(opened(tmp_path).train) == 13
+
+
+@pytest.mark.parametrize(
     ("languages", "data", "kind", "message"),
     [
         ((None, None), {}, ConfigError, "use --set task.source=en --set task.target=de, or the other way around"),

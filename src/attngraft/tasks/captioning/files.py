@@ -20,8 +20,8 @@ from attngraft.tasks.images.sources.table import LabelTable, find_column, read_t
 NAME_COLUMNS = ("file_name", "image", "filename", "file")
 CAPTION_COLUMNS = ("captions", "caption")
 
-LONGEST = 5_000  #: characters of a caption; the time of ROUGE-L grows with the square
-MOST = 1_000  #: captions of an image, which are in memory at once
+LONGEST, WORDS = 5_000, 1_000  #: characters and words of a caption, whose n-grams are counted in every evaluation
+MOST = 100  #: captions of an image
 
 _TOKEN = re.compile(r"(?P<name>[^\t]+?)#\d+\t(?P<caption>.*)")
 _LIST = re.compile(r"\[\s*['\"].*['\"]\s*\]", re.DOTALL)  #: of texts, as JSON or as Python writes it
@@ -55,9 +55,14 @@ class Captioned:
             raise DataError(
                 f"{where}: a caption of {cut(self.name)} has {len(caption):,} characters, more than {LONGEST:,}; shorten it"
             )
+        words = caption.split()
+        if len(words) > WORDS:
+            raise DataError(
+                f"{where}: a caption of {cut(self.name)} has {len(words):,} words, more than {WORDS:,}; shorten it"
+            )
         if len(self.captions) == MOST:
             raise DataError(f"{where}: {cut(self.name)} has more than {MOST:,} captions; remove some")
-        self.captions.append(" ".join(caption.split()))
+        self.captions.append(" ".join(words))
 
 
 def has_captions(path: Path) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from attngraft.errors import DataError
-from attngraft.opening import DAMAGE, array_header, open_npz
+from attngraft.opening import DAMAGE, array_header, open_npz, open_regular
 from attngraft.tasks.images.sources.listing import is_image, is_junk
 from attngraft.tasks.points.formats import EXTENSIONS, read_cloud
 from attngraft.tasks.points.source import CATEGORIES, MODELNETS, class_folders
@@ -64,7 +64,7 @@ def _of_hdf5(path: Path) -> PointTask | None:
         import h5py
     except ImportError:  # reported when the data are opened
         return "points"
-    with suppress(*DAMAGE), h5py.File(path, "r") as file:
+    with suppress(*DAMAGE), open_regular(path) as opened, h5py.File(opened, "r") as file:
         if {"data", "label"} <= {*file}:
             return "point_parts" if "pid" in file else "points"
     return None

@@ -20,7 +20,7 @@ import numpy as np
 
 from attngraft.errors import ConfigError, DataError
 from attngraft.files import printable, user_path
-from attngraft.opening import DAMAGE, access_errors, check_regular, check_unpacked, open_npz, read_json, read_text
+from attngraft.opening import DAMAGE, access_errors, check_unpacked, open_npz, open_regular, read_json, read_text
 from attngraft.suggest import did_you_mean, first_line, quoted, shortened
 from attngraft.tasks.images.sources.base import MAX_CLASSES, check_classes, file_stamp
 from attngraft.tasks.images.sources.listing import is_junk, natural
@@ -418,8 +418,7 @@ def _hdf5(root: Path, files: Sequence[Path]) -> _Found:
         split = next((name for name in SPLITS if name in path.stem.lower()), "train" if len(files) == 1 else None)
         if split is None:
             raise DataError(f"{path}: the name tells no split; rename it so that it contains train, val or test")
-        check_regular(path)
-        with _reading(path), h5py.File(path, "r") as file:
+        with _reading(path), open_regular(path) as opened, h5py.File(opened, "r") as file:
             data = {name: _dataset(file, name, path) for name in ("data", "label", "normal", "pid") if name in {*file}}
         if not {"data", "label"} <= {*data}:
             raise DataError(f"{path}: has no data and label (found: {', '.join(data) or 'neither'}); download it again")

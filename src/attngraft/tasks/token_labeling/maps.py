@@ -30,6 +30,7 @@ from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import Split
 
 FIELD = "task.token_labels.maps"
+_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 EXACT_IN_HALF = 2048  #: largest number up to which float16 represents every integer exactly
 
 
@@ -76,16 +77,31 @@ class LabelMaps:
             reason = str(error).partition("\n")[0]
             kind = DataAccessError if isinstance(error, OSError) else DataError
             raise kind(f"{file}: cannot be read as a label map: {reason}; unpack the label maps again") from None
-        if not isinstance(content, Tensor) or content.ndim != 4 or len(content) != 2 or not content.numel():
-            what = tuple(content.shape) if isinstance(content, Tensor) else type(content).__name__
-            raise DataError(f"{file}: a label map must have shape (2, K, rows, columns), got {what}")
-        highest = int(content[1].max())
-        if not content[1].min() >= 0 or highest >= self.classes:
+        if not isinstance(content, Tensor) or content.is_nested or content.layout != torch.strided:
+            what = "another kind of tensor" if isinstance(content, Tensor) else type(content).__name__
+            raise DataError(f"{file}: a label map must be a dense tensor, got {what}; save it with save_label_map")
+        if content.ndim != 4 or len(content) != 2 or not content.numel():
+            raise DataError(f"{file}: a label map must have shape (2, K, rows, columns), got {tuple(content.shape)}")
+        if content.dtype not in _TYPES or content.device.type != "cpu" or not _is_whole(content):
             raise DataError(
-                f"{file}: contains class {highest}, but the data have {self.classes} classes; use maps made for the same "
-                "classes in the same order"
+                f"{file}: a label map must contain all its numbers, as float16 or float32; save it with save_label_map"
+            )
+        if not content.isfinite().all() or not torch.equal(content[1], content[1].round()):
+            raise DataError(
+                f"{file}: scores must be finite, and classes whole numbers; make the map again with save_label_map"
+            )
+        lowest, highest = int(content[1].min()), int(content[1].max())
+        if lowest < 0 or highest >= self.classes:
+            raise DataError(
+                f"{file}: contains class {lowest if lowest < 0 else highest}, but the data have {self.classes} classes; use "
+                "maps made for the same classes in the same order"
             )
         return content
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Return whether the storage has all numbers of a tensor; an expanded view repeats some."""
+    return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
 def save_label_map(scores: Tensor, file: str | Path, *, best: int = 5) -> None:

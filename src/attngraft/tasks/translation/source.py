@@ -17,7 +17,15 @@ from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import TEST_NAMES, TRAIN_NAMES
 from attngraft.tasks.images.sources.manifest import SPLIT_NAMES, SplitTable, read_splits, tables_in
 from attngraft.tasks.images.sources.splitting import POOLED, divide
-from attngraft.tasks.images.sources.table import KINDS, LabelTable, find_column, plain_entries, read_groups, read_table
+from attngraft.tasks.images.sources.table import (
+    KINDS,
+    FieldColumns,
+    LabelTable,
+    find_column,
+    plain_entries,
+    read_groups,
+    read_table,
+)
 from attngraft.tasks.text.source import text_names
 from attngraft.tasks.translation.config import TranslationConfig
 from attngraft.tasks.translation.files import (
@@ -36,6 +44,8 @@ _GIVE = (
     "or .parquet with a column per language"
 )
 _SHOWN = 5  #: most lines listed in a note
+LONGEST = 100_000  #: characters of a sentence
+LONGEST_WORD = 10_000  #: characters without a space, as in Chinese; normalizing and dividing them takes quadratic time
 _SAME = 0.2  #: part of pairs with equal sentences above which a note is written
 
 
@@ -224,14 +234,16 @@ def _expanded(table: LabelTable) -> LabelTable:
     rows = table.columns.get(NESTED)
     if rows is None or not all(isinstance(row, Mapping) for row in rows):
         return table
-    names = dict.fromkeys(name for row in rows for name in row)
+    sentences = FieldColumns(table.where)
+    for row, number in zip(rows, table.numbers, strict=True):
+        sentences.add(row, number)
     columns = {name: entries for name, entries in table.columns.items() if name != NESTED}
-    return replace(table, columns=columns | {name: [row.get(name) for row in rows] for name in names})
+    return replace(table, columns=columns | sentences.columns())
 
 
 def _pairs(table: LabelTable, columns: tuple[str, str], notes: list[str]) -> tuple[Pairs, np.ndarray]:
     """Return the pairs without empty sentences, and their rows."""
-    sources, targets = ([clean(entry) for entry in plain_entries(table, name)] for name in columns)
+    sources, targets = (_sentences(table, name) for name in columns)
     rows = np.array([row for row in range(len(table)) if sources[row] and targets[row]], dtype=np.int64)
     if empty := sorted({*range(len(table))} - set(rows.tolist())):
         lines = shortened((f"row {n}" if isinstance(n := table.numbers[row], int) else n for row in empty), _SHOWN)
@@ -248,9 +260,31 @@ def _pairs(table: LabelTable, columns: tuple[str, str], notes: list[str]) -> tup
     return Pairs(names=names, sources=sources, targets=targets, places=places), rows
 
 
+def _sentences(table: LabelTable, name: str) -> list[str]:
+    found = list[str]()
+    for row, entry in enumerate(plain_entries(table, name)):
+        try:
+            found.append(clean(entry))
+        except DataError as error:
+            raise DataError(f"{table.line(row)}, {name}: {error}") from None
+    return found
+
+
 def clean(entry: Any) -> str:
-    """Return a sentence in Unicode normal form C, without spaces at its ends; empty for a missing entry."""
-    return "" if entry is None else unicodedata.normalize("NFC", str(entry)).strip()
+    """Return a sentence in Unicode normal form C, without spaces at its ends; empty for a missing entry.
+
+    Raises:
+        DataError: it, or a word in it, is too long.
+    """
+    text = "" if entry is None else str(entry)
+    for what, length, most in (("sentence", len(text), LONGEST), ("word", _longest_word(text), LONGEST_WORD)):
+        if length > most:
+            raise DataError(f"a {what} has {length:,} characters, more than {most:,}; divide or remove it")
+    return unicodedata.normalize("NFC", text).strip()
+
+
+def _longest_word(text: str) -> int:
+    return max(map(len, text.split()), default=0) if len(text) > LONGEST_WORD else 0
 
 
 def _short(pairs: Pairs, words: int | None, notes: list[str]) -> Pairs:

@@ -55,6 +55,8 @@ def test_long_names_and_many_classes_are_refused() -> None:
         check_classes([""] * 1_000_001, where="here")
     with pytest.raises(DataError, match=r"^here: 1,000,000 classes for 1,000,000 rows .* need 1\.0 TB; use fewer"):
         no_labels(10**6, 10**6, where="here")
+    with pytest.raises(DataError, match=r"^here: 20,000 classes for 20,000 rows .* need 400\.0 MB; use fewer"):
+        no_labels(20_000, 20_000, where="here", given=20_000)
 
 
 def test_a_high_label_makes_no_classes(tmp_path: Path) -> None:

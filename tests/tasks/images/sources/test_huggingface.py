@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attngraft import cache
+from attngraft import cache, opening
 from attngraft.errors import ConfigError, DataError
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources import ImageSource, open_source
@@ -36,6 +36,13 @@ def make_table(first: int, count: int, **columns: Any) -> Any:
     table = pa.table({"image": images, "label": [i % 2 for i in numbers], **columns})
     info = {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
     return table.replace_schema_metadata(info)
+
+
+def write_arrow(path: Path, table: Any, *, kind: str = "stream", compression: str | None = None) -> None:
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    writer = {"stream": pa.ipc.new_stream, "file": pa.ipc.new_file}[kind]
+    with pa.OSFile(str(path), "wb") as file, writer(file, table.schema, options=options) as opened:
+        opened.write_table(table)
 
 
 def parts_of(source: object, **fields: Any) -> ImageSource:
@@ -80,6 +87,38 @@ def test_one_file(repository: Path) -> None:
     path = next((repository / "data").glob("train-00000*"))
     found = parts_of(path)
     assert (len(found.train), found.val, found.classes) == (10, None, ("zebra", "ant"))
+
+
+@pytest.mark.parametrize("compression", [None, "zstd", "lz4"])
+@pytest.mark.parametrize("kind", ["stream", "file"])
+def test_formats_of_arrow(tmp_path: Path, kind: str, compression: str | None) -> None:
+    shades = pa.array(["red", "green"] * 5).dictionary_encode()
+    write_arrow(tmp_path / "x.arrow", make_table(0, 10, shade=shades), kind=kind, compression=compression)
+    found = parts_of(tmp_path / "x.arrow")
+    assert (found.train.labels.tolist(), found.train.names[9]) == ([0, 1] * 5, "9.png")
+    assert np.array_equal(np.asarray(found.train.open(7)), np.asarray(picture(7)))
+
+
+@pytest.mark.parametrize("kind", ["stream", "file"])
+def test_a_small_file_with_large_columns_is_refused(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "UNPACKED_FREE", 10**6)
+    write_arrow(tmp_path / "x.arrow", make_table(0, 4, other=[b"0" * 10**6] * 4), kind=kind, compression="zstd")
+    with pytest.raises(DataError, match=r"x\.arrow: cannot be read as \.arrow \(unpacks from .* to 4\.0 MB, more than"):
+        parts_of(tmp_path / "x.arrow")
+
+
+@pytest.mark.parametrize("number", [2**30, -(2**20)])
+@pytest.mark.parametrize("column", ["bytes", "path"])
+def test_places_outside_of_an_arrow_file_are_refused(tmp_path: Path, column: str, number: int) -> None:
+    table, path = make_table(0, 8), tmp_path / "x.arrow"
+    write_arrow(path, table)
+    images = table.column("image").to_pylist()
+    offsets = np.cumsum([0, *(len(image[column]) for image in images)]).astype("<i4")
+    damaged = offsets.copy()
+    damaged[4] = number
+    path.write_bytes(path.read_bytes().replace(offsets.tobytes(), damaged.tobytes()))
+    with pytest.raises(DataError, match=r"x\.arrow: cannot be read as \.arrow \(Column 0: .*offset"):
+        parts_of(path)
 
 
 def test_parquet_is_unpacked_once_into_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from attngraft.errors import AttngraftError, ConfigError, DataError
 from attngraft.strict import read
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources import ImageSource, open_source
+from attngraft.tasks.images.sources import table as label_tables
 from tests.tasks.images.datasets import load, make_folder, picture
 
 
@@ -284,3 +285,25 @@ def test_labels_that_are_no_texts_or_numbers_are_refused(tmp_path: Path, label: 
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(DataError, match=r"a\.jsonl: line 1: column 'label' contains .*; write a (text|list of texts)"):
         open_source(DataConfig(source=str(tmp_path / "a.jsonl")))
+
+
+def test_rows_of_json_with_fields_of_their_own_are_refused(
+    tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(label_tables, "_FREE_ENTRIES", 1000)
+    rows = [{"path": f"images/{i}.png", "label": "ab"[i % 2]} for i in range(12)] * 10
+    for name, lines in {"same": rows, "own": [row | {f"x{i}": 1} for i, row in enumerate(rows)]}.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    assert parts_of(tmp_path / "same.jsonl").classes == ("a", "b")
+    message = (
+        r"own\.jsonl: line 95: the 95 objects up to here have 97 different fields, and most lack most of them; give"
+    )
+    with pytest.raises(DataError, match=message):
+        parts_of(tmp_path / "own.jsonl")
+
+
+def test_fields_of_objects_become_columns_of_one_length() -> None:
+    columns = label_tables.FieldColumns("here")
+    for number, fields in enumerate([{"a": 1}, {}, {"b": 2}, {"a": 3, "b": None}, {}]):
+        columns.add(fields, number)
+    assert columns.columns() == {"a": [1, None, None, 3, None], "b": [None, None, 2, None, None]}

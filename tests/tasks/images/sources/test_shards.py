@@ -16,6 +16,7 @@ from attngraft import cache
 from attngraft.errors import ConfigError, DataError
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources import ImageSource, open_source, tar
+from attngraft.tasks.images.sources import table as label_tables
 from attngraft.tasks.images.sources.tar import expanded, grouped
 from tests.tasks.images.datasets import load, make_tar, picture
 
@@ -109,6 +110,17 @@ def test_fields_in_json_and_further_images_of_a_sample(tmp_path: Path) -> None:
     assert several.train.labels[:2].tolist() == [[1, 1], [1, 0]]
     with pytest.raises(ConfigError, match=r"label_column: .*x\.tar has no column 'tag' \(did you mean tags\?\)"):
         parts_of(path, label_column="tag")
+
+
+def test_fields_of_their_own_in_json_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(label_tables, "_FREE_ENTRIES", 1000)
+    for shard in range(2):
+        members = {f"{i}.png": png(i) for i in range(100)} | {f"{i}.cls": b"ab" for i in range(100)}
+        make_shard(
+            tmp_path / f"x-{shard}.tar", members | {"7.json": json.dumps({f"{i}": 0 for i in range(50)}).encode()}
+        )
+    with pytest.raises(DataError, match=r"x-0\.tar/\d+\.png: the \d+ objects up to here have 51 different fields"):
+        parts_of(tmp_path)
 
 
 def test_class_folders_in_shards(tmp_path: Path) -> None:

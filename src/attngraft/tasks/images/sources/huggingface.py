@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ import numpy as np
 from attngraft.cache import cache_file
 from attngraft.errors import ConfigError, DataAccessError, DataError, StorageError
 from attngraft.files import atomic_file
-from attngraft.opening import open_regular, parse_json, read_mapping
+from attngraft.opening import check_unpacked, open_regular, parse_json, read_mapping
 from attngraft.suggest import did_you_mean
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import (
@@ -158,10 +159,12 @@ def open_table(path: Path) -> pyarrow.Table:
     """Open the table of a file, memory-mapped where possible.
 
     Raises:
-        DataError: the file cannot be read, or pyarrow is not installed.
+        DataError: the file cannot be read or is damaged, or pyarrow is not installed.
     """
     with arrow_errors(path) as pa:
-        return _unpacked(path, pa) if path.suffix.lower() == ".parquet" else _mapped(path, pa)
+        table = _unpacked(path, pa) if path.suffix.lower() == ".parquet" else _mapped(path, pa)
+        table.validate(full=True)  # access to data outside of the file would end the process
+        return table
 
 
 def read_schema(path: Path) -> pyarrow.Schema:
@@ -173,15 +176,55 @@ def read_schema(path: Path) -> pyarrow.Schema:
     with arrow_errors(path) as pa:
         if path.suffix.lower() == ".parquet":
             return pa.parquet.read_schema(path)
-        return _mapped(path, pa).schema
+        return pa.ipc.open_stream(_stream(path, pa)).schema
 
 
 def _mapped(path: Path, pa: Any) -> pyarrow.Table:
+    messages, size = pa.ipc.MessageReader.open_stream(_stream(path, pa)), 0
+    for message in messages:
+        size += _unpacked_size(message)
+        check_unpacked(path, size, path.stat().st_size)
+    return pa.ipc.open_stream(_stream(path, pa)).read_all()
+
+
+def _stream(path: Path, pa: Any) -> Any:
+    """Open a file at the start of its stream; the file format has the same stream behind a mark of 8 bytes."""
     source = pa.memory_map(str(path))
-    try:
-        return pa.ipc.open_stream(source).read_all()
-    except pa.ArrowInvalid:
-        return pa.ipc.open_file(source).read_all()
+    source.seek(8 if source.read(6) == b"ARROW1" else 0)
+    return source
+
+
+def _unpacked_size(message: Any) -> int:
+    """Return the bytes of a message's columns in memory; each compressed buffer starts with its own.
+
+    The message is a flatbuffer, of which only the places of the buffers are read; pyarrow has checked it.
+    """
+    data, body = memoryview(message.metadata), memoryview(message.body or b"")
+
+    def number(kind: str, place: int) -> int:
+        return int(struct.unpack_from(kind, data, place)[0])
+
+    def field(table: int, index: int) -> int:
+        """Return the place of a field of a table; 0 if it is missing."""
+        listed = table - number("<i", table)
+        offset = number("<H", listed + 4 + 2 * index) if 4 + 2 * index < number("<H", listed) else 0
+        return table + offset if offset else 0
+
+    def target(place: int) -> int:
+        return place + number("<I", place)
+
+    if message.type not in ("record batch", "dictionary"):
+        return 0
+    batch = target(field(target(0), 2))
+    if message.type == "dictionary":
+        batch = target(field(batch, 1))
+    buffers, compressed = target(field(batch, 2)), field(batch, 3)
+    places = (struct.unpack_from("<qq", data, buffers + 4 + 16 * i) for i in range(number("<I", buffers)))
+    return sum(
+        max(length, struct.unpack_from("<q", body, start)[0]) if compressed else length
+        for start, length in places
+        if length
+    )
 
 
 def _unpacked(path: Path, pa: Any) -> pyarrow.Table:

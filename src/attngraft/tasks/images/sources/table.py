@@ -9,8 +9,9 @@ import itertools
 import json
 import math
 import re
+import struct
 from array import array
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,8 @@ SEPARATORS = {"bar": "|", "semicolon": ";", "comma": ",", "space": " "}  #: in o
 
 _NOT_PLAIN = (list, dict, bytes)
 _ENTRY = 8  #: least number of bytes of an entry in memory
+_SPARSE = 32  #: largest number of entries of a table for each that is not missing ...
+_FREE_ENTRIES = 2**25  #: ... if there are more than these
 _ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")  #: half of a pair of surrogates in JSON
 _ROWS = 2**14  #: number of rows to read at a time, and of different strings in a column to keep once
 
@@ -159,35 +162,63 @@ def decode_utf8(data: bytes | bytearray, path: Path) -> str:
         raise DataError(f"{path}: line {line}: not UTF-8 text (byte {error.start}); save it as UTF-8") from None
 
 
+class FieldColumns:
+    """Columns of objects, each with fields of its own; missing ones are None.
+
+    Args:
+        where: file or folder of the objects.
+    """
+
+    def __init__(self, where: str) -> None:
+        self.where, self._columns, self._rows, self._filled = where, dict[str, list[Any]](), 0, 0
+
+    def add(self, fields: Mapping[str, Any], place: int | str) -> None:
+        """Append an object.
+
+        Raises:
+            DataError: nearly all entries are missing, because objects have different fields; they would fill the memory.
+        """
+        for name, value in fields.items():
+            column = self._columns.setdefault(name, [])
+            column += [None] * (self._rows - len(column))
+            column.append(value)
+        self._rows += 1
+        self._filled += len(fields)
+        if len(self._columns) * self._rows > max(_FREE_ENTRIES, _SPARSE * self._filled):
+            line = f"row {place}" if isinstance(place, int) else place
+            raise DataError(
+                f"{self.where}: {line}: the {self._rows:,} objects up to here have {len(self._columns):,} different fields, "
+                "and most lack most of them; give them the same few fields"
+            )
+
+    def columns(self) -> dict[str, list[Any]]:
+        """Return the columns, all of the same length."""
+        for column in self._columns.values():
+            column += [None] * (self._rows - len(column))
+        return self._columns
+
+
 def _json_lines(path: Path) -> LabelTable:
-    rows, numbers = list[dict[str, Any]](), list[int | str]()
+    columns, numbers = FieldColumns(str(path)), list[int | str]()
     for number, line in enumerate(read_utf8(path).split("\n"), start=1):  # U+2028 may be inside of a string
         if not line.strip():
             continue
         try:
             row = parse_json(line)
+            if _ESCAPED.search(line):
+                json.dumps(row, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise DataError(
+                f"{path}: line {number}: contains half of a character, such as \\ud83d; save its text as UTF-8"
+            ) from None
         except ValueError as error:
             reason = getattr(error, "msg", None) or error
             raise DataError(f"{path}: line {number}: not JSON ({reason}); write one object per line") from None
         if not isinstance(row, dict):
             raise DataError(f'{path}: line {number}: not a JSON object; write one per line, such as {{"text": ...}}')
-        if _ESCAPED.search(line) and not _is_unicode(row):
-            raise DataError(
-                f"{path}: line {number}: contains half of a character, such as \\ud83d; save its text as UTF-8"
-            )
-        rows.append(row)
         numbers.append(f"line {number}")
-    names = dict.fromkeys(name for row in rows for name in row)
-    columns = {name: [row.get(name) for row in rows] for name in names}
-    return LabelTable(where=str(path), columns=columns, numbers=numbers)
-
-
-def _is_unicode(value: Any) -> bool:
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        columns.add(row, numbers[-1])
+    return LabelTable(where=str(path), columns=columns.columns(), numbers=numbers)
 
 
 def _text(path: Path) -> LabelTable:
@@ -258,7 +289,13 @@ def arrow_errors(path: Path) -> Iterator[Any]:
         yield pyarrow
     except AttngraftError:
         raise
-    except (OSError, ValueError, OverflowError, pyarrow.ArrowException) as error:  # the latter of Python's dates
+    except (
+        OSError,
+        ValueError,
+        OverflowError,
+        struct.error,
+        pyarrow.ArrowException,
+    ) as error:  # OverflowError: of dates
         raise DataError(f"{path}: cannot be read as {path.suffix} ({error})") from None
 
 
@@ -334,7 +371,7 @@ def read_labels(table: LabelTable, config: DataConfig, *, exclude: set[str]) -> 
     rows, note = lists
     classes = tuple(sorted({label for labels in rows for label in labels}, key=natural))
     number = {label: i for i, label in enumerate(classes)}
-    values = no_labels(len(rows), len(classes), where=table.where)
+    values = no_labels(len(rows), len(classes), where=table.where, given=sum(map(len, rows)))
     for row, labels in enumerate(rows):
         for label in labels:
             values[row, number[label]] = 1

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
@@ -44,7 +44,7 @@ from attngraft.tasks.images.sources.listing import (
     natural,
     split_folders,
 )
-from attngraft.tasks.images.sources.table import LabelTable, read_labels
+from attngraft.tasks.images.sources.table import FieldColumns, LabelTable, read_labels
 
 INDEX_VERSION = "1"  #: version of the contents of an index
 LABELS = ("cls", "json")  #: extensions of label files, which have the same name as the image
@@ -145,22 +145,16 @@ def _text(file: IO[bytes] | None, where: str) -> str:
         raise DataError(f"{where}: not UTF-8 text; save it as UTF-8") from None
 
 
-def fields_of(index: TarIndex, path: Path) -> dict[str, list[Any]]:
-    """Return the images' labels as columns: `label` from .cls files, and the fields of .json files.
+def fields_of(index: TarIndex, path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the labels of each image: `label` from the .cls file, and the fields of the .json file.
 
     Raises:
         DataError: a .json file is damaged or has no fields.
     """
-    columns: dict[str, list[Any]] = {}
-    for kind, texts in index.texts.items():
-        if kind == "cls":
-            columns["label"] = list(texts)
-            continue
-        for row, text in enumerate(texts):
-            for name, value in _json_fields(text, f"{path}: {index.members[row]}").items():
-                if name != "label" or "cls" not in index.texts:  # .cls has precedence
-                    columns.setdefault(name, [None] * len(texts))[row] = value
-    return columns
+    none = [None] * len(index.members)
+    for name, label, text in zip(index.members, *(index.texts.get(kind, none) for kind in LABELS), strict=True):
+        fields = _json_fields(text, f"{path}: {name}")
+        yield {"label": label} | fields | {"label": label} if "cls" in index.texts else fields  # .cls has precedence
 
 
 def _json_fields(text: str | None, where: str) -> dict[str, Any]:
@@ -425,13 +419,11 @@ def _with_labels(train: _Tars, val: _Tars | None, config: DataConfig, *, where: 
     """Build a source whose labels are in label files next to the images."""
     parts = [train] if val is None else [train, val]
     names: list[int | str] = [name for tars in parts for name in tars.names()]
-    columns: dict[str, list[Any]] = {}
-    row = 0
-    for path, index in [pair for tars in parts for pair in zip(tars.paths, tars.indexes, strict=True)]:
-        for name, values in fields_of(index, path).items():
-            columns.setdefault(name, [None] * len(names))[row : row + len(values)] = values
-        row += len(index.members)
-    labels = read_labels(LabelTable(where=where, columns=columns, numbers=names), config, exclude=set())
+    columns = FieldColumns(where)
+    pairs = (pair for tars in parts for pair in zip(tars.paths, tars.indexes, strict=True))
+    for name, fields in zip(names, (fields for path, index in pairs for fields in fields_of(index, path)), strict=True):
+        columns.add(fields, name)
+    labels = read_labels(LabelTable(where=where, columns=columns.columns(), numbers=names), config, exclude=set())
     count = sum(len(index.members) for index in train.indexes)
     rows = np.arange(len(names))
     return ImageSource(
