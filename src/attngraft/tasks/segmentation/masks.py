@@ -46,8 +46,9 @@ class Labels:
                 "lines are `name r g b` (--set task.data.classes_file=FILE), colors"
             )
         values = np.asarray(image)
-        if values.size and int(values.max()) > 255:
-            raise DataError(f"{path}: contains the label {int(values.max())}; labels are 0 to 254, and 255 is ignored")
+        if values.min() < 0 or values.max() > 255:
+            label = int(values.min() if values.min() < 0 else values.max())
+            raise DataError(f"{path}: contains the label {label}; labels are 0 to 254, and 255 is ignored")
         found = self.table[values.astype(np.uint8)]
         if found.size and found.min() < 0:
             label = int(values[found < 0][0])
