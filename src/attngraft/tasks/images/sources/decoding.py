@@ -55,7 +55,7 @@ def decode(stream: IO[bytes], *, where: str) -> Image.Image:
     image = decode_values(stream, where=where)
     low, high = image.getextrema() if image.mode == "I" else (0, 0)
     if not 0 <= low <= high <= _DEEPEST:  # type: ignore[operator]
-        reason = f"pixels from {low} to {high}, more than 16 bits; save it with 8 or 16 bits"
+        reason = f"pixels from {low} to {high}, outside of 0 to {_DEEPEST}; save it with 8 or 16 bits"
         raise UnreadableImage(where, reason)
     return image
 

@@ -198,7 +198,7 @@ class _Labels:
         if all(each.ndim == 1 and each.dtype.kind in "US" for each in labels.values()):
             return cls._of_names({key: [_text(name) for name in each] for key, each in labels.items()}, classes, path)
         columns = {each.shape[1] for each in labels.values() if each.ndim == 2}
-        if len(columns) == 1 and all(each.ndim == 2 and ((each == 0) | (each == 1)).all() for each in labels.values()):
+        if len(columns) == 1 and all(each.ndim == 2 and _is_binary(each) for each in labels.values()):
             return cls._of_columns(labels, classes, columns.pop(), path)
         for key, each in labels.items():
             if each.ndim != 1 or each.dtype.kind not in "iub":
@@ -244,6 +244,13 @@ class _Labels:
             return cls(classes=names, values={key: each.argmax(axis=1) for key, each in labels.items()}, note=note)
         values = {key: each.astype(np.uint8) for key, each in labels.items()}
         return cls(classes=names, values=values, multilabel=True)
+
+
+def _is_binary(values: np.ndarray) -> bool:
+    """Return whether all values are 0 or 1; comparisons of wide labels would take as much memory as they do."""
+    if values.dtype.kind in "biu":
+        return not values.size or bool(values.min() >= 0 and values.max() <= 1)
+    return bool(((values == 0) | (values == 1)).all())
 
 
 def _scale(arrays: Arrays, parts: Sequence[_Part], path: Path) -> tuple[int, str]:
