@@ -393,7 +393,9 @@ def _npz(path: Path) -> _Found:
         ids = arrays.get(f"id_{split}")
         names = _texts(ids) if ids is not None and ids.size == len(found.splits.get(split, ())) else []
         if names and len({*names}) == len(names):
-            found.splits[split] = [(name, *rest) for name, (_, *rest) in zip(names, found.splits[split], strict=True)]
+            found.splits[split] = [
+                (name, stored, category) for name, (_, stored, category) in zip(names, found.splits[split], strict=True)
+            ]
     return found
 
 

@@ -123,13 +123,13 @@ def _read(root: Path, split: str, file: Path) -> tuple[CocoSplit, list[Class]]:
             classes.append((numbers[each["id"]], str(each["name"]), _color(each) if "color" in each else None))
         folder = image_folder(root, split, file, [str(each["file_name"]) for each in images.values()])
         masks = next((each for each in (file.with_suffix(""), root / file.stem) if each.is_dir()), None)
-        if masks is None and panoptic:
+        if panoptic and masks is None:
             raise DataError(f"{file}: no folder {file.with_suffix('')} with the PNGs of its segments; add it")
-        names, annotated = [], {}
+        names, annotated = list[tuple[str, Path, Path]](), dict[Stored, Any]()
         for key, entry in images.items():
             path = path_below(root, folder, entry["file_name"])
             mask = path
-            if panoptic:
+            if panoptic and masks is not None:
                 if not annotations[key]:
                     raise DataError(f"{file}: no segments for {entry['file_name']}; add them, or remove the image")
                 mask = path_below(masks, masks, annotations[key][0]["file_name"])
