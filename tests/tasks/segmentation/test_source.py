@@ -70,9 +70,10 @@ def test_ade20k(tmp_path: Path) -> None:
     source = opened(tmp_path)
     assert source.labels.classes == ("wall", "building")
     assert np.unique(source.val.label(0)).tolist() == [0, 1, IGNORED]
-    (tmp_path / "objectInfo150.txt").write_text("Idx\nwall\n")
-    with pytest.raises(DataError, match="is not the table of ADE20K"):
-        opened(tmp_path)
+    for rows in ("wall\n", "1\twall\n999\tbuilding\n", "1\twall\n1\tbuilding\n"):
+        (tmp_path / "objectInfo150.txt").write_text(f"Idx\n{rows}")
+        with pytest.raises(DataError, match="is not the table of ADE20K"):
+            opened(tmp_path)
 
 
 def test_cityscapes(tmp_path: Path) -> None:

@@ -78,11 +78,14 @@ class CocoSplit:
             raise ValueError(
                 f"{len(annotations):,} objects in {size[0]} x {size[1]} pixels are too many; save label maps"
             )
-        found = np.zeros(size[::-1], dtype=np.uint8)
-        drawn = [(_mask(each, size), self.numbers[each["category_id"]]) for each in annotations]
-        for mask, number in sorted(drawn, key=lambda each: -int(each[0].sum())):
-            found[mask] = number
-        return found
+        drawn: list[tuple[int, np.ndarray, int]] = []
+        for each in annotations:
+            mask = _mask(each, size)
+            drawn.append((int(mask.sum()), np.packbits(mask), self.numbers[each["category_id"]]))
+        found = np.zeros(height * width, dtype=np.uint8)
+        for _, bits, number in sorted(drawn, key=lambda each: -each[0]):
+            found[np.unpackbits(bits, count=found.size).view(bool)] = number
+        return found.reshape(height, width)
 
 
 def read_coco(root: Path, splits: Mapping[str, Sequence[str]]) -> tuple[dict[str, CocoSplit], list[Class]]:
