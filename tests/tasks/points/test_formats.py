@@ -183,6 +183,9 @@ def test_files_of_too_many_rows_are_refused(tmp_path: Path, monkeypatch: pytest.
     faces = TRIANGLE.replace(b"face 1", b"face 6") + 6 * struct.pack("<B3i", 3, 0, 1, 2)
     with pytest.raises(DataError, match="a.ply: has 6 rows of face, more than 5; simplify the mesh"):
         read_cloud(write_ply(tmp_path / "a.ply", drawn(3), kind="binary_little_endian", faces=faces))
+    faces = TRIANGLE.replace(b"face 1", b"face 2") + struct.pack("<B4iB6i", 4, 0, 1, 2, 0, 6, *(0, 1, 2) * 2)
+    with pytest.raises(DataError, match="a.ply: face 1: the polygons up to here have more than 5 triangles; simplify"):
+        read_cloud(write_ply(tmp_path / "a.ply", drawn(3), kind="binary_little_endian", faces=faces))
 
 
 def on_cube(points: np.ndarray, normals: np.ndarray) -> np.ndarray:

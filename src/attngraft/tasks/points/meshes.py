@@ -74,15 +74,23 @@ def fan(faces: Iterable[Sequence[int]], vertices: int, place: Lines | Path) -> n
     """Return the triangles (T, 3) of convex polygons; polygons of one or two corners have none.
 
     Raises:
-        DataError: a face names a missing vertex.
+        DataError: a face names a missing vertex, or there are too many triangles.
     """
+
+    def where(index: int) -> str:
+        return place.place(index) if isinstance(place, Lines) else f"{place}: face {index}"
+
     triangles = array("q")
     for index, corners in enumerate(faces):
         missing = next((corner for corner in corners if not 0 <= corner < vertices), None)
         if missing is not None:
-            where = place.place(index) if isinstance(place, Lines) else f"{place}: face {index}"
             raise DataError(
-                f"{where}: names the vertex {missing}, but the {vertices:,} vertices count from 0; repair the mesh"
+                f"{where(index)}: names the vertex {missing}, but the {vertices:,} vertices count from 0; repair the mesh"
+            )
+        if len(triangles) // 3 + len(corners) - 2 > MOST:
+            raise DataError(
+                f"{where(index)}: the polygons up to here have more than {MOST:,} triangles; simplify the mesh, or remove its "
+                "faces to use the vertices"
             )
         for i in range(1, len(corners) - 1):
             triangles.extend((corners[0], corners[i], corners[i + 1]))
