@@ -89,8 +89,8 @@ def fan(faces: Iterable[Sequence[int]], vertices: int, place: Lines | Path) -> n
             )
         if len(triangles) // 3 + len(corners) - 2 > MOST:
             raise DataError(
-                f"{where(index)}: the polygons up to here have more than {MOST:,} triangles; simplify the mesh, or remove its "
-                "faces to use the vertices"
+                f"{where(index)}: the polygons up to here have more than {MOST:,} triangles; simplify the mesh, or remove "
+                "its faces to use the vertices"
             )
         for i in range(1, len(corners) - 1):
             triangles.extend((corners[0], corners[i], corners[i + 1]))
