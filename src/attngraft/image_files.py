@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import IO
 
 from PIL import Image, JpegImagePlugin
@@ -15,12 +16,21 @@ SEQUENTIAL = 4 * PIXELS  #: largest number of pixels of a JPEG that is decoded r
 SCANS = 20  #: largest number of scans of a progressive JPEG of `PIXELS` pixels; each goes over all pixels
 _SCAN = 10  #: least number of bytes of a scan
 
+WEBP_PIXELS = PIXELS // 2  #: Pillow takes up to 12 bytes for each
+
+# Of the PPM formats, Pillow decodes these in C; others, such as those that contain numbers as text, are decoded in Python.
+_BLANK = rb"(?:\s|#[^\r\n]*[\r\n])+"
+_FAST_PPM = re.compile(rb"P4%b\d+%b\d+\s|P[56]%b\d+%b\d+%b255\s|P5%b\d+%b\d+%b65535\s".replace(b"%b", _BLANK))
+_PPM_HEADER = 2**10  #: bytes in which the header of a fast one ends
+_SLOW_PPM = 2**22  #: largest size in bytes of a slow one
+_COMMENTS = 1000  #: largest number of comments in one with numbers as text; each takes a copy of a block
+
 
 def open_image(file: IO[bytes]) -> Image.Image:
     """Open the image in a file, which remains open, without decoding its pixels.
 
     Raises:
-        ValueError: the image has too many pixels, or the file is empty.
+        ValueError: the image has too many pixels, or takes too long to decode, or the file is empty.
         OSError: the system cannot read the file, or it is not an image of a format in `FORMATS`.
         SyntaxError, ...: the file is damaged; see `opening.DAMAGE`.
     """
@@ -30,11 +40,12 @@ def open_image(file: IO[bytes]) -> Image.Image:
         raise ValueError("the file is empty")
     file.seek(0)
     if start != b"\xff\xd8\xff":
+        _check_ppm(file)
         try:
             image = Image.open(file, formats=FORMATS)
         except Image.DecompressionBombError:  # Pillow's own limit
             raise ValueError(f"it has more than {PIXELS:,} pixels; make it smaller") from None
-        _check_pixels(image, PIXELS)
+        _check_pixels(image, WEBP_PIXELS if image.format == "WEBP" else PIXELS)
         return image
     jpeg = JpegImagePlugin.jpeg_factory(file)  # Image.open would refuse large JPEGs, whose size can be reduced
     if jpeg.width * jpeg.height > PIXELS:
@@ -48,6 +59,16 @@ def _check_pixels(image: Image.Image, limit: int) -> None:
     pixels = image.width * image.height
     if pixels > limit:
         raise ValueError(f"it has {pixels:,} pixels, more than {limit:,}; make it smaller")
+
+
+def _check_ppm(file: IO[bytes]) -> None:
+    start = file.read(_PPM_HEADER)
+    if re.match(rb"P[0-6fy]", start) and not _FAST_PPM.match(start):
+        slow = file.seek(0, os.SEEK_END) > _SLOW_PPM
+        file.seek(0)
+        if slow or (start[1:2] in b"123" and file.read().count(b"#") > _COMMENTS):
+            raise ValueError("it is a PPM or PGM that takes too long to read; convert it to PNG")
+    file.seek(0)
 
 
 def _check_scans(jpeg: JpegImagePlugin.JpegImageFile, file: IO[bytes]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from PIL import Image
 
 from attngraft.errors import DataError
+from attngraft.tasks.detection import instances
 from attngraft.tasks.detection.facts import read_facts
 from tests.tasks.detection.scenes import box_of, opened, save, scene, write_bowl, write_masks
 
@@ -51,6 +53,20 @@ def test_wrong_masks(tmp_path: Path) -> None:
     assert re.search(r"images/train/00\.png: has no mask 00\.\*", refusal(tmp_path))
     save(tmp_path / "masks/train/00.jpg", np.ones((36, 48), dtype=np.uint8))
     assert re.search(r"00\.jpg: a JPEG cannot hold labels", refusal(tmp_path))
+
+
+@pytest.mark.parametrize("write", [write_masks, write_bowl])
+def test_noise_is_no_instance_mask(
+    tmp_path: Path, write: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path)
+    read(tmp_path)
+    path = next(path for path in sorted(tmp_path.rglob("*.png")) if "masks" in path.parts)
+    values = np.zeros_like(np.asarray(Image.open(path)))
+    values[:, ::2] = 1
+    save(path, values)
+    monkeypatch.setattr(instances, "_RUNS", 40)
+    assert re.search(rf"{path.name}: \d+ changes of values, so it is noise and no instance mask", refusal(tmp_path))
 
 
 def test_borders_are_no_objects(tmp_path: Path) -> None:

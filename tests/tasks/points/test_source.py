@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from attngraft.errors import ConfigError, DataError
+from attngraft.tasks.points import source as source_module
 from attngraft.tasks.points.source import CloudSource, load_clouds
 from tests.tasks.points.files import CUBE, drawn, write_npy, write_text
 
@@ -210,6 +211,7 @@ def test_arrays_with_normals_and_parts(tmp_path: Path) -> None:
             r"x_test\[1\]: the label 2 is not a class from 0 to 1",
         ),
         ({"y_test": np.array([0, 10**12])}, r"x_test\[1\]: the label 1000000000000 is not a class"),
+        ({"classes": np.zeros(30, np.uint8)}, "classes has 30 names; give 20 classes or fewer"),
         ({"classes": np.array(["a", "a"])}, "two classes have the same name"),
         ({"classes": np.array([["a", "b"]])}, r"classes must be a list of names, \(N,\), got \(1, 2\)"),
         ({"x_valid": np.zeros((4, 10, 3))}, "x_valid would not be used; rename it to x_val, and its labels to y_val"),
@@ -227,7 +229,10 @@ def test_arrays_with_normals_and_parts(tmp_path: Path) -> None:
         ({"x_train": np.zeros((0, 10, 3)), "y_train": np.zeros(0, dtype=int)}, "no training clouds; give a folder"),
     ],
 )
-def test_arrays_that_cannot_be_used(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+def test_arrays_that_cannot_be_used(
+    tmp_path: Path, changed: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_module, "MAX_CLASSES", 20)
     path = npz(tmp_path / "a.npz", **changed)
     with pytest.raises(DataError, match=f"^{path}:? ?.*{message}"):
         load_clouds(path)
@@ -244,6 +249,20 @@ def test_a_mistake_in_an_array_has_its_cloud_and_point(tmp_path: Path) -> None:
         load_clouds(npz(tmp_path / "a.npz", **parts))
     with pytest.raises(DataError, match=r"x_train\[0\]: has 10 points, but 11 are needed"):
         load_clouds(npz(tmp_path / "a.npz"), least=11)
+
+
+def test_many_clouds_have_some_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_module, "_MANY", 3)
+    with pytest.raises(DataError, match=r"x_train: has 4 clouds of 10 points; use 3 or fewer, or larger ones"):
+        load_clouds(npz(tmp_path / "a.npz"))
+    monkeypatch.setattr(source_module, "_POINTS", 10)
+    load_clouds(npz(tmp_path / "a.npz"))
+
+
+def test_names_of_other_clouds_are_not_used(tmp_path: Path) -> None:
+    for names, used in ((["a", b"\xff", "c", "d"], True), ([*"abcde"], False), ([*"aabc"], False)):
+        found = load_clouds(npz(tmp_path / "a.npz", id_train=np.array(names, dtype="S"))).splits["train"].names
+        assert (found == ["a", "\ufffd", "c", "d"]) == used
 
 
 def test_clouds_of_different_sizes_are_no_array(tmp_path: Path) -> None:

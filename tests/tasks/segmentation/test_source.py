@@ -70,9 +70,10 @@ def test_ade20k(tmp_path: Path) -> None:
     source = opened(tmp_path)
     assert source.labels.classes == ("wall", "building")
     assert np.unique(source.val.label(0)).tolist() == [0, 1, IGNORED]
-    (tmp_path / "objectInfo150.txt").write_text("Idx\nwall\n")
-    with pytest.raises(DataError, match="is not the table of ADE20K"):
-        opened(tmp_path)
+    for rows in ("wall\n", "1\twall\n999\tbuilding\n", "1\twall\n1\tbuilding\n"):
+        (tmp_path / "objectInfo150.txt").write_text(f"Idx\n{rows}")
+        with pytest.raises(DataError, match="is not the table of ADE20K"):
+            opened(tmp_path)
 
 
 def test_cityscapes(tmp_path: Path) -> None:
@@ -130,6 +131,7 @@ def test_coco_instances(tmp_path: Path, form: str) -> None:
         ([float("nan")] * 6, None, "finite numbers"),
         ([0, 0, 1, 1, 2, 2, 3], None, "finite numbers"),
         ([[0, 0], [1, 1], [2, 2]], None, "finite numbers"),
+        ([0, 0, 2e6, 1, 2, 2], None, r"far outside of the image, at 2e\+06"),
         ([0, 0, 1, 1, 2, 2], "images", "two images have the same id"),
         ([0, 0, 1, 1, 2, 2], "categories", "two categories have the same id"),
     ],
@@ -147,6 +149,31 @@ def test_wrong_coco_files(tmp_path: Path, polygon: list[Any], twice: str | None,
         (tmp_path / f"instances_{split}.json").write_text(json.dumps(content))
     with pytest.raises(DataError, match=reason):
         opened(tmp_path).train.label(0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"images": {"file_name": "../0.png"}}, r"its file_name '\.\./0\.png' is not a path below"),
+        ({"images": {"file_name": "/0.png"}}, "is not a path below"),
+        ({"images": {"file_name": 5}}, "is not a path below"),
+        ({"categories": {"color": [300, -5, 0]}}, r"the color \[300, -5, 0\] of 'cup' is not three whole numbers"),
+        ({"categories": {"color": "red"}}, "the color 'red' of 'cup'"),
+        ({"categories": {"color": [1, 2]}}, "three whole numbers from 0"),
+        ({"categories": {"color": [1.5, 2, float("nan")]}}, "three whole numbers from 0"),
+    ],
+)
+def test_coco_paths_and_colors(tmp_path: Path, change: dict[str, dict[str, Any]], message: str) -> None:
+    for name in ("0.png", "1.png", "d/1.png"):
+        save(tmp_path / name, np.zeros((*SIZE, 3)))
+    images = [{"id": number, "file_name": f"{number}.png", "width": 8, "height": 6} for number in (1, 0)]
+    content = {"images": images, "categories": [{"id": 1, "name": "cup"}], "annotations": []}
+    for key, fields in change.items():
+        content[key][-1].update(fields)  # type: ignore[attr-defined]
+    for split in ("train", "val"):
+        (tmp_path / "d" / f"instances_{split}.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match=message):
+        opened(tmp_path / "d")
 
 
 def test_run_lengths_of_another_size_are_refused(tmp_path: Path) -> None:
@@ -267,6 +294,9 @@ def spoil(folder: Path, what: str) -> None:
         case "label":
             (folder / "classes.txt").write_text("a\nb\nc\n")
             save(masks / "1.png", np.full(SIZE, 200))
+        case "negative":
+            (masks / "1.png").unlink()
+            Image.fromarray(np.full(SIZE, -255, np.int32)).save(masks / "1.tiff")
         case "labels":
             (folder / "classes.txt").write_text("a\nb\nc\n")
             for number in range(3):
@@ -301,6 +331,7 @@ def spoil(folder: Path, what: str) -> None:
         ("rgb", r"a mask in mode RGB; list its classes.*task\.data\.classes_file"),
         ("size", r"1\.png: 5 x 5, but its image images/1\.jpg is 8 x 6; make them the same size"),
         ("label", r"1\.png: contains the label 200, but there are 3 classes.*task\.data\.ignore=\[200\]"),
+        ("negative", r"1\.tiff: contains the label -255; labels are 0 to 254, and 255 is ignored"),
         ("labels", r"(?s)\.png: contains the label 20\d, .*\n.*\.png: contains the label 20\d,"),
         ("binary", r"no label from 1 to 254 \(255 is ignored\); save those of the other classes as 1"),
         ("missing", r"1\.jpg: has no mask 1\.\* in .*masks; add it, or remove the file"),

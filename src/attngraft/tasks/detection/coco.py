@@ -14,7 +14,7 @@ from attngraft.suggest import cut, quoted
 from attngraft.tasks.detection.annotated import AnnotatedImages, Checks, ObjectList, ReadObjects, number, repeated
 from attngraft.tasks.detection.config import ObjectDataConfig
 from attngraft.tasks.detection.run_lengths import of_annotation
-from attngraft.tasks.images.coco import image_folder, split_files
+from attngraft.tasks.images.coco import image_folder, path_below, split_files
 from attngraft.tasks.images.folders import SPLITS
 
 OBJECTS = ("instances_",)  #: start of the names of files with objects, unlike captions and keypoints
@@ -121,10 +121,12 @@ def _image(folder: Path, root: Path, entry: Mapping[str, Any], file: Path, check
     """Return the path of an image; None, with a note of the mistake, if the entry cannot be used."""
     name, width, height = (entry.get(key) for key in ("file_name", "width", "height"))
     where = f"{file}: image {quoted(entry['id'])}"
-    path = folder / str(name)
-    if not isinstance(name, str) or "\0" in name or not path.is_relative_to(root) or ".." in path.parts:
-        checks.mistakes.append(f"{where}: its file_name {quoted(name)} is not a path below {root}; correct it")
-    elif not path.is_file():
+    try:
+        path = path_below(root, folder, name)
+    except ValueError as error:
+        checks.mistakes.append(f"{where}: {error}; correct it")
+        return None
+    if not path.is_file():
         checks.mistakes.append(f"{path}: is missing, but {file} lists it; add it, or remove its entry")
     elif type(width) is not int or type(height) is not int or min(width, height) < 1 or width * height > SEQUENTIAL:
         size = f"{quoted(width)} x {quoted(height)}"

@@ -26,6 +26,7 @@ CLASS = "object"  #: name of the only class
 
 _VALUES = ("P", "L", "1", "I", "I;16", "I;16B")  #: Pillow's modes of masks with one value per pixel
 _BORDER = 255  #: value of the borders between objects of Pascal VOC
+_RUNS = 2**22  #: largest number of runs of values in the masks of an image, which take memory and time
 _PROBED = 20  #: number of folders that are looked at
 
 
@@ -40,6 +41,7 @@ class LabelMap:
 
     def objects(self, image: Path) -> Objects:
         labels = _values(self.file, image)
+        _check_runs(_runs(labels), self.file)
         values = np.unique(labels)
         if len(values) > LARGEST:
             raise DataError(f"{self.file}: {len(values):,} values, so it is not an instance mask; replace it")
@@ -65,8 +67,14 @@ class MaskFiles:
         return image_size(image)
 
     def objects(self, image: Path) -> Objects:
-        planes = (_values(file, image) != 0 for file in self.files)
-        return _objects([mask_api().encode(np.asfortranarray(each, dtype=np.uint8)) for each in planes if each.any()])
+        masks, runs = list[RunLengths](), 0
+        for file in self.files:
+            plane = _values(file, image) != 0
+            runs += _runs(plane)
+            _check_runs(runs, file)
+            if plane.any():
+                masks.append(mask_api().encode(np.asfortranarray(plane, dtype=np.uint8)))
+        return _objects(masks)
 
     def stamp(self) -> bytes:
         return repr([file.stat().st_size for file in self.files]).encode()
@@ -89,7 +97,19 @@ def _values(file: Path, image: Path) -> np.ndarray:
             f"{file}: {mask.width} x {mask.height}, but its image {image.name} is {size[0]} x {size[1]}{reduced}; make them "
             "the same size"
         )
-    return np.asarray(mask).astype(np.int64)
+    values = np.asarray(mask)
+    return values.astype(np.uint8) if values.dtype == bool else values
+
+
+def _runs(values: np.ndarray) -> int:
+    """Return the number of changes of values down the columns, one after the other."""
+    down = np.count_nonzero(values[1:] != values[:-1])
+    return int(down + np.count_nonzero(values[0, 1:] != values[-1, :-1]))
+
+
+def _check_runs(runs: int, file: Path) -> None:
+    if runs > _RUNS:
+        raise DataError(f"{file}: {runs:,} changes of values, so it is noise and no instance mask; replace it")
 
 
 def _objects(masks: list[RunLengths]) -> Objects:

@@ -62,7 +62,7 @@ def of_label_map(labels: np.ndarray) -> list[RunLengths]:
     """Return the mask of each value but 0 of a map (H, W), in ascending order."""
     height, width = labels.shape
     flat = labels.T.reshape(-1)
-    starts = np.flatnonzero(np.diff(flat, prepend=flat[:1] + 1))  # of the runs, down the columns
+    starts = np.flatnonzero(np.append(True, flat[1:] != flat[:-1]))  # of the runs, down the columns
     values, ends = flat[starts], np.append(starts[1:], flat.size)
     found = []
     order = np.argsort(values, kind="stable")

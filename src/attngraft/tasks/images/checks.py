@@ -125,7 +125,7 @@ def classes_without_images(source: ImageSource, val: Images) -> list[str]:
         counts = class_counts(images, len(source.classes))
         empty = [label for label, count in zip(source.classes, counts, strict=True) if count == 0]
         if empty:
-            notes.append(f"classes without {name} images: {', '.join(empty)}")
+            notes.append(f"classes without {name} images: {shortened(empty, 100)}")
     return notes
 
 

@@ -19,6 +19,7 @@ from attngraft.suggest import quoted
 
 KINDS = ("panoptic_", "instances_")  #: starts of the names of files with masks, in order of preference
 
+_FARTHEST = 1e6  #: largest coordinate of a polygon, in pixels
 _BITS = 60  #: largest number of bits of a run length
 _PROBED = 20  #: number of images to look for when searching for their folder
 
@@ -67,11 +68,23 @@ def image_folder(root: Path, split: str, file: Path, names: Sequence[str], *, gi
     raise DataError(f"{file}: its images are not in {', '.join(map(str, folders))}; put them there")
 
 
+def path_below(root: Path, folder: Path, name: Any) -> Path:
+    """Return the path of an image or mask in `folder`.
+
+    Raises:
+        ValueError: it is not below `root`.
+    """
+    valid = isinstance(name, str) and "\0" not in name and ".." not in Path(name).parts
+    if not valid or not (folder / name).is_relative_to(root):
+        raise ValueError(f"its file_name {quoted(name)} is not a path below {root}")
+    return folder / name
+
+
 def polygon_points(polygon: Any) -> np.ndarray:
     """Return the points (P, 2) of a polygon x, y, x, y, ...
 
     Raises:
-        ValueError: it is not a list of finite numbers.
+        ValueError: it is not a list of finite numbers, or has a coordinate above a million.
     """
     try:
         points = np.asarray(polygon, dtype=np.float64)
@@ -79,6 +92,8 @@ def polygon_points(polygon: Any) -> np.ndarray:
         points = np.zeros(1)
     if points.ndim != 1 or len(points) % 2 or not np.isfinite(points).all():
         raise ValueError("a polygon must be a list of finite numbers x, y, x, y, ...")
+    if np.abs(points).max(initial=0) > _FARTHEST:
+        raise ValueError(f"a polygon lies far outside of the image, at {np.abs(points).max():g}")
     return points.reshape(-1, 2)
 
 

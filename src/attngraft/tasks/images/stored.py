@@ -12,7 +12,7 @@ from PIL import Image
 
 from attngraft.errors import DataError
 from attngraft.opening import open_regular
-from attngraft.tasks.images.sources.decoding import UnreadableImage, decode, in_mode, read_size
+from attngraft.tasks.images.sources.decoding import UnreadableImage, decode, decode_values, in_mode, read_size
 from attngraft.tasks.images.sources.huggingface import ArrowImages
 
 _JPEG = b"\xff\xd8\xff"  #: first bytes
@@ -70,7 +70,7 @@ def read_mask(stored: Stored) -> Image.Image:
         if stream.read(len(_JPEG)) == _JPEG:
             raise lossy(stored)
         stream.seek(0)
-        return decode(stream, where=str(stored))
+        return decode_values(stream, where=str(stored))
 
 
 def lossy(stored: Stored) -> DataError:

@@ -14,7 +14,7 @@ Place = Callable[[int], str]  #: location of a point, for messages: `chair/1.txt
 
 quiet = np.errstate(over="ignore", invalid="ignore")  #: without warnings on numbers that are refused afterwards
 
-_PARTS = 1_000_000  #: most parts that a label can number, as of classes
+_PARTS = 1000  #: most parts that a label can number; a model returns a number for each part at each point
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def cloud_columns(values: np.ndarray, place: Place) -> tuple[np.ndarray, np.ndar
         first = int(np.argmin(whole))
         raise DataError(
             f"{place(first)}: the part {found[first]:g} is not a whole number from 0 to {_PARTS - 1:,}; "
-            "correct the label"
+            "number the parts from 0"
         )
     return points, normals, found.astype(np.int64)
 

@@ -20,7 +20,7 @@ from attngraft.tasks.points.lines import MOST, Lines, header_lines, parsed, whol
 
 Raw = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]  #: points, normals, parts
 
-_TRIANGLES, _BLOCK = 10_000_000, 2**16  #: most triangles of a mesh, and those of which areas are computed at once
+_BLOCK = 2**16  #: triangles of which areas are computed at once
 _HEADER = 2**16  #: most bytes of a header
 _OFF = re.compile(r"(?:ST)?C?N?OFF|off")
 _END = re.compile(rb"^end_header[ \t]*\r?\n", re.MULTILINE)
@@ -82,19 +82,23 @@ def fan(faces: Iterable[Sequence[int]], vertices: int, place: Lines | Path) -> n
     """Return the triangles (T, 3) of convex polygons; polygons of one or two corners have none.
 
     Raises:
-        DataError: a face names a missing vertex, or there are more than 10,000,000 triangles.
+        DataError: a face names a missing vertex, or there are too many triangles.
     """
+
+    def where(index: int) -> str:
+        return place.place(index) if isinstance(place, Lines) else f"{place}: face {index}"
+
     triangles = array("q")
     for index, corners in enumerate(faces):
         missing = next((corner for corner in corners if not 0 <= corner < vertices), None)
         if missing is not None:
-            where = place.place(index) if isinstance(place, Lines) else f"{place}: face {index}"
             raise DataError(
-                f"{where}: names the vertex {missing}, but the {vertices:,} vertices count from 0; repair the mesh"
+                f"{where(index)}: names the vertex {missing}, but the {vertices:,} vertices count from 0; repair the mesh"
             )
-        if len(triangles) > 3 * _TRIANGLES:
+        if len(triangles) // 3 + len(corners) - 2 > MOST:
             raise DataError(
-                f"{place.path if isinstance(place, Lines) else place}: has more than {_TRIANGLES:,} triangles"
+                f"{where(index)}: the polygons up to here have more than {MOST:,} triangles; simplify the mesh, or remove "
+                "its faces to use the vertices"
             )
         for i in range(1, len(corners) - 1):
             triangles.extend((corners[0], corners[i], corners[i + 1]))

@@ -10,6 +10,7 @@ synsetoffset2category.txt    ShapeNetPart in text: train_test_split/*.json, SYNS
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -37,6 +38,8 @@ _SHAPENET = (
 )
 MODELNETS = ("modelnet40", "modelnet10")
 CATEGORIES, _LISTS = "synsetoffset2category.txt", "train_test_split"
+_MANY = 100_000  #: more clouds in an array than this ...
+_POINTS = 64  #: ... have this many points each, because names and places take as much memory
 _GIVE = (
     "give a folder with train/CLASS/* and test/CLASS/*, an .npz, or the unpacked folder of ModelNet40 or ShapeNetPart"
 )
@@ -365,13 +368,8 @@ def _npz(path: Path) -> _Found:
             for name in archive.files
             if name.rpartition("_")[2] in SPLITS or name.startswith("class")
         }
-        texts = {
-            name: printable(each.astype(str).reshape(-1).tolist())
-            for name, each in arrays.items()
-            if name[:2] in ("id", "cl")
-        }
-    named = next((texts[name] for name in ("class_names", "classes") if name in texts), None)
     _check_names(archive.files, arrays, path)
+    named = next((_texts(arrays[name]) for name in ("class_names", "classes") if name in arrays), None)
     labels, parts = dict[str, np.ndarray](), dict[str, Arrays]()
     for split in SPLITS:
         if f"x_{split}" not in arrays:
@@ -392,10 +390,18 @@ def _npz(path: Path) -> _Found:
     rows = {split: [(each, labels[split])] for split, each in parts.items()}
     found = _from_arrays(rows, named)
     for split in parts:
-        names = texts.get(f"id_{split}", [])
-        if names and len({*names}) == len(found.splits.get(split, ())) == len(names):
-            found.splits[split] = [(name, *rest) for name, (_, *rest) in zip(names, found.splits[split], strict=True)]
+        ids = arrays.get(f"id_{split}")
+        names = _texts(ids) if ids is not None and ids.size == len(found.splits.get(split, ())) else []
+        if names and len({*names}) == len(names):
+            found.splits[split] = [
+                (name, stored, category) for name, (_, stored, category) in zip(names, found.splits[split], strict=True)
+            ]
     return found
+
+
+def _texts(values: np.ndarray) -> list[str]:
+    given = values.reshape(-1).tolist()
+    return printable([os.fsdecode(each) if isinstance(each, bytes) else str(each) for each in given])
 
 
 def _check_names(names: Sequence[str], arrays: Mapping[str, np.ndarray], path: Path) -> None:
@@ -406,6 +412,9 @@ def _check_names(names: Sequence[str], arrays: Mapping[str, np.ndarray], path: P
     for name in ("class_names", "classes"):
         if name in arrays and arrays[name].ndim != 1:
             raise DataError(f"{path}: {name} must be a list of names, (N,), got {arrays[name].shape}")
+        if name in arrays and len(arrays[name]) > MAX_CLASSES:
+            count = len(arrays[name])
+            raise DataError(f"{path}: {name} has {count:,} names; give {MAX_CLASSES:,} classes or fewer")
 
 
 def _hdf5(root: Path, files: Sequence[Path]) -> _Found:
@@ -458,6 +467,11 @@ def _from_arrays(rows: Mapping[str, Sequence[tuple[Arrays, np.ndarray]]], names:
             ):
                 if values is not None and (values.dtype.kind not in "fiu" or values.shape != shape):
                     raise DataError(f"{where}: {what} must be numbers {shape}, got {values.dtype} {values.shape}")
+            if len(points) > _MANY and points.shape[1] < _POINTS:
+                raise DataError(
+                    f"{where}: has {len(points):,} clouds of {points.shape[1]} points; use {_MANY:,} or fewer, or larger "
+                    "ones"
+                )
             labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
             if labels.dtype.kind not in "iu" or labels.shape != (len(points),):
                 raise DataError(

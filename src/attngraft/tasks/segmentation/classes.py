@@ -186,7 +186,11 @@ def _ade20k(file: Path) -> list[tuple[int, str, Color | None]]:
     """Return label and first name of each class in the table of ADE20K, after label 0 for all others."""
     try:
         rows = [line.split("\t") for line in read_text(file).splitlines()[1:] if line.strip()]
-        return [(0, "other", None), *((int(row[0]), row[-1].split(",")[0].strip(), None) for row in rows)]
+        found = [(int(row[0]), row[-1].split(",")[0].strip(), None) for row in rows]
+        labels = {label for label, _, _ in found}
+        if len(labels) < len(found) or any(not 0 < label < IGNORED for label in labels):
+            raise ValueError(f"labels must be different, from 1 to {IGNORED - 1}")
+        return [(0, "other", None), *found]
     except (OSError, ValueError, IndexError) as error:
         raise DataError(f"{file}: is not the table of ADE20K ({error}); replace it, or remove it") from None
 

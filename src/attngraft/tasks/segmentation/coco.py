@@ -18,9 +18,9 @@ from PIL import Image, ImageDraw
 
 from attngraft.errors import DataError
 from attngraft.opening import DAMAGE, JSON_LIMIT, read_mapping
-from attngraft.suggest import cut
+from attngraft.suggest import cut, quoted
 from attngraft.tasks.images.boundaries import IGNORED
-from attngraft.tasks.images.coco import image_folder, polygon_points, run_lengths, split_files
+from attngraft.tasks.images.coco import image_folder, path_below, polygon_points, run_lengths, split_files
 from attngraft.tasks.images.stored import Stored, image_size, read_mask
 
 Color = tuple[int, int, int]
@@ -78,11 +78,14 @@ class CocoSplit:
             raise ValueError(
                 f"{len(annotations):,} objects in {size[0]} x {size[1]} pixels are too many; save label maps"
             )
-        found = np.zeros(size[::-1], dtype=np.uint8)
-        drawn = [(_mask(each, size), self.numbers[each["category_id"]]) for each in annotations]
-        for mask, number in sorted(drawn, key=lambda each: -int(each[0].sum())):
-            found[mask] = number
-        return found
+        drawn: list[tuple[int, np.ndarray, int]] = []
+        for each in annotations:
+            mask = _mask(each, size)
+            drawn.append((int(mask.sum()), np.packbits(mask), self.numbers[each["category_id"]]))
+        found = np.zeros(height * width, dtype=np.uint8)
+        for _, bits, number in sorted(drawn, key=lambda each: -each[0]):
+            found[np.unpackbits(bits, count=found.size).view(bool)] = number
+        return found.reshape(height, width)
 
 
 def read_coco(root: Path, splits: Mapping[str, Sequence[str]]) -> tuple[dict[str, CocoSplit], list[Class]]:
@@ -120,20 +123,19 @@ def _read(root: Path, split: str, file: Path) -> tuple[CocoSplit, list[Class]]:
         numbers = {each["id"]: number for number, each in enumerate(categories, start=first)}
         classes: list[Class] = [] if panoptic else [(0, "background", (0, 0, 0))]
         for each in categories:
-            color: Any = tuple(each["color"]) if "color" in each else None
-            classes.append((numbers[each["id"]], str(each["name"]), color))
-        folder = image_folder(root, split, file, [each["file_name"] for each in images.values()])
+            classes.append((numbers[each["id"]], str(each["name"]), _color(each) if "color" in each else None))
+        folder = image_folder(root, split, file, [str(each["file_name"]) for each in images.values()])
         masks = next((each for each in (file.with_suffix(""), root / file.stem) if each.is_dir()), None)
         if panoptic and masks is None:
             raise DataError(f"{file}: no folder {file.with_suffix('')} with the PNGs of its segments; add it")
-        names, annotated = [], {}
+        names, annotated = list[tuple[str, Path, Path]](), dict[Stored, Any]()
         for key, entry in images.items():
-            path = folder / entry["file_name"]
+            path = path_below(root, folder, entry["file_name"])
             mask = path
-            if panoptic:
+            if panoptic and masks is not None:
                 if not annotations[key]:
                     raise DataError(f"{file}: no segments for {entry['file_name']}; add them, or remove the image")
-                mask = Path(str(masks)) / annotations[key][0]["file_name"]
+                mask = path_below(masks, masks, annotations[key][0]["file_name"])
             for each in (path, mask):
                 if not each.exists():
                     raise DataError(f"{each}: is missing, but {file} lists it; add it, or remove its entry")
@@ -147,6 +149,19 @@ def _read(root: Path, split: str, file: Path) -> tuple[CocoSplit, list[Class]]:
         raise DataError(f"{file}: {len(classes)} classes; segmentation requires 2 to 254")
     names.sort()
     return CocoSplit(file=file, panoptic=panoptic, names=names, annotated=annotated, numbers=numbers), classes
+
+
+def _color(category: Mapping[str, Any]) -> Color:
+    color = category["color"]
+    if (
+        not isinstance(color, list)
+        or len(color) != 3
+        or any(type(each) is not int or not 0 <= each < 256 for each in color)
+    ):
+        raise ValueError(
+            f"the color {quoted(color)} of {quoted(category['name'])} is not three whole numbers from 0 to 255"
+        )
+    return color[0], color[1], color[2]
 
 
 def _mask(annotation: Mapping[str, Any], size: tuple[int, int]) -> np.ndarray:

@@ -36,7 +36,7 @@ class Labels:
             DataError: the file is not such a mask, or has a value without a class.
         """
         if self.coco:
-            return self.table[self.coco[path].labels(path)].astype(np.uint8)
+            return self._of_values(Image.fromarray(self.coco[path].labels(path)))
         image = read_mask(path)
         if self.rgb is not None:
             return self._of_colors(np.asarray(image.convert("RGB")), path, self.rgb)
@@ -46,16 +46,21 @@ class Labels:
                 "lines are `name r g b` (--set task.data.classes_file=FILE), colors"
             )
         values = np.asarray(image)
-        if values.size and int(values.max()) > 255:
-            raise DataError(f"{path}: contains the label {int(values.max())}; labels are 0 to 254, and 255 is ignored")
-        found = self.table[values.astype(np.uint8)]
-        if found.size and found.min() < 0:
-            label = int(values[found < 0][0])
-            raise DataError(
-                f"{path}: contains the label {label}, but there are {len(self.classes)} classes; correct the mask, add a "
-                f"line to the class file, or ignore it with --set 'task.data.ignore=[{label}]'"
-            )
-        return found.astype(np.uint8)
+        if values.min() < 0 or values.max() > 255:
+            label = int(values.min() if values.min() < 0 else values.max())
+            raise DataError(f"{path}: contains the label {label}; labels are 0 to 254, and 255 is ignored")
+        image = Image.fromarray(values.astype(np.uint8, copy=False))
+        for label, count in enumerate(image.histogram()):
+            if count and self.table[label] < 0:
+                raise DataError(
+                    f"{path}: contains the label {label}, but there are {len(self.classes)} classes; correct the mask, add "
+                    f"a line to the class file, or ignore it with --set 'task.data.ignore=[{label}]'"
+                )
+        return self._of_values(image)
+
+    def _of_values(self, image: Image.Image) -> np.ndarray:
+        """Look up the class of each pixel with Pillow, because indices of numpy take 8 bytes for each."""
+        return np.array(image.point(self.table.astype(np.uint8).tolist()))
 
     def _of_colors(self, pixels: np.ndarray, path: Stored, classes_of: Mapping[int, int]) -> np.ndarray:
         if pixels.shape[0] * pixels.shape[1] > _BLOCK:  # the packed colors take 24 times as much memory

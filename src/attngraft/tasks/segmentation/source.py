@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from attngraft.counting import counted
 from attngraft.errors import DataError
@@ -109,7 +110,7 @@ def count_labels(images: MaskedImages) -> Counted:
                 f"{images.masks[index]}: {label.shape[1]} x {label.shape[0]}, but its image {images.names[index]} is "
                 f"{size[0]} x {size[1]}{reduced}; make them the same size"
             )
-        counts = np.bincount(label.reshape(-1), minlength=256)
+        counts = np.array(Image.fromarray(label).histogram())  # np.bincount takes 8 bytes for each pixel
         return np.append(counts[:classes], counts[IGNORED]), size
 
     step = max(1, -(-len(images) // _SAMPLE))

@@ -105,6 +105,7 @@ def test_no_validation_part(tmp_path: Path) -> None:
         ({"annotations": [{"image_id": 100}]}, r"annotations\[0\] refers to category None"),
         ({"images": [{"id": 1}]}, r"images\[0\] must have an id and a string 'file_name'"),
         ({"images": [{"id": 1, "file_name": "a"}] * 2}, r"images\[1\] repeats the id 1"),
+        ({"images": [{"id": 1, "file_name": "../x.png"}], "annotations": []}, r"'\.\./x\.png' is not a path below"),
         ({"images": [], "annotations": []}, "the list 'images' is empty"),
         ({"images": ["a"]}, r"the list 'images' is missing"),
     ],

@@ -140,6 +140,17 @@ def test_deep_gray_keeps_its_upper_bits(tmp_path: Path) -> None:
     assert np.array_equal(seen(tmp_path / "x.png")[..., 1], ramp >> 8)
 
 
+@pytest.mark.parametrize("values", [[0, 70000], [-1, 255]])
+def test_integers_beyond_16_bits_are_refused(tmp_path: Path, values: list[int]) -> None:
+    Image.fromarray(np.array([values], np.int32)).save(tmp_path / "x.tiff")
+    with pytest.raises(
+        UnreadableImage, match=rf"pixels from {values[0]} to {values[1]}, outside of 0 to 65535; save it"
+    ):
+        seen(tmp_path / "x.tiff")
+    Image.fromarray(np.array([[0, 65535]], np.int32)).save(tmp_path / "x.tiff")
+    assert seen(tmp_path / "x.tiff", "L").tolist() == [[0, 255]]
+
+
 def test_deep_colors_keep_their_upper_bits(tmp_path: Path) -> None:
     """A 16-bit RGB png, which Pillow cannot write."""
     values = np.random.RandomState(0).randint(0, 65536, (5, 7, 3)).astype(">u2")
@@ -170,6 +181,50 @@ def test_a_jpeg_beyond_the_limit_is_read_and_a_png_refused(tmp_path: Path, monke
     two_colors((64, 64)).save(tmp_path / "x.png")
     with pytest.raises(UnreadableImage, match=r"x\.png: .*more than 1,000; make it smaller"):
         seen(tmp_path / "x.png")
+
+
+def test_webp_has_a_limit_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_files, "WEBP_PIXELS", 1000)
+    two_colors((64, 64)).save(tmp_path / "x.webp")
+    with pytest.raises(UnreadableImage, match=r"4,096 pixels, more than 1,000; make it smaller"):
+        seen(tmp_path / "x.webp")
+
+
+_PLAIN = b" 1 2" * 4
+
+
+@pytest.mark.parametrize(
+    ("content", "refused"),
+    [
+        (b"P5 4 2 255\n" + bytes(8), False),
+        (b"P5\n# made by hand\n4 2\n# depth\r\n65535\n" + bytes(16), False),
+        (b"P6\t4 2 255 " + bytes(24), False),
+        (b"P4 4 2\n" + bytes(2), False),
+        (b"P5 4 2 254\n" + bytes(8), True),
+        (b"P6 4 2 65535\n" + bytes(48), True),
+        (b"P2 4 2 9" + _PLAIN, True),
+        (b"P5 #" + b"x" * 2000 + b"\n4 2 255\n" + bytes(8), True),
+    ],
+)
+def test_slow_kinds_of_ppm_are_small(
+    tmp_path: Path, content: bytes, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x.ppm").write_bytes(content)
+    assert seen(tmp_path / "x.ppm").shape == (2, 4, 3)
+    monkeypatch.setattr(image_files, "_SLOW_PPM", 7)
+    if refused:
+        with pytest.raises(UnreadableImage, match="takes too long to read; convert it to PNG"):
+            seen(tmp_path / "x.ppm")
+    else:
+        assert seen(tmp_path / "x.ppm").shape == (2, 4, 3)
+
+
+def test_plain_ppm_with_many_comments_are_refused(tmp_path: Path) -> None:
+    for count in (9, 2000):
+        (tmp_path / f"{count}.pgm").write_bytes(b"P2 4 2 9\n" + b"#\n" * count + _PLAIN)
+    assert seen(tmp_path / "9.pgm").shape == (2, 4, 3)
+    with pytest.raises(UnreadableImage, match="convert it to PNG"):
+        seen(tmp_path / "2000.pgm")
 
 
 def test_large_transparent_images_are_blended_in_strips(monkeypatch: pytest.MonkeyPatch) -> None:

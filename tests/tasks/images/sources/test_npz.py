@@ -11,7 +11,7 @@ import torch
 
 from attngraft.errors import DataError
 from attngraft.tasks.images.config import DataConfig
-from attngraft.tasks.images.sources import ImageSource, open_source
+from attngraft.tasks.images.sources import ImageSource, npz, open_source
 from tests.tasks.images.datasets import host_config, load, make_task, normalized
 
 
@@ -184,6 +184,9 @@ def test_classes_without_names_are_numbers(tmp_path: Path) -> None:
         ({"y_train": np.arange(8)}, r"y_train ranges from 0 to 7, but labels of 2 classes must be 0 to 1"),
         ({"y_train": np.zeros(7, int)}, r"x_train has 8 images, y_train has 7 entries"),
         ({"y_train": np.zeros(8, int)}, r"no training images of class 'œuf'"),
+        ({"y_train": np.zeros(9, "U1")}, r"x_train has 8 images, y_train has 9 entries"),
+        ({"y_train": np.zeros((8, 30), np.uint8)}, r"y_train has 30 columns; give 20 classes or fewer"),
+        ({"classes": np.zeros(30, np.uint8)}, r"classes has 30 names; give 20 classes or fewer"),
         ({"f_test": np.array([b"a"])}, r"x_test has 4 images, f_test has 1 entries"),
         (
             {"x_train": np.linspace(-1, 1, 8 * 256).reshape(8, 16, 16)},
@@ -209,11 +212,21 @@ def test_classes_without_names_are_numbers(tmp_path: Path) -> None:
         ({"classes": np.array(["a"]), "y_train": np.zeros(8, int), "y_test": np.zeros(4, int)}, r"a single class, 'a'"),
     ],
 )
-def test_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_refused(tmp_path: Path, changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(npz, "MAX_CLASSES", 20)
     path = _save(tmp_path, **changes)
     with pytest.raises(DataError, match=message) as caught:
         load(path)
     assert str(path) in str(caught.value)
+
+
+def test_many_images_have_some_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(npz, "_MANY", 10)
+    np.savez(tmp_path / "x.npz", x=PIXELS, y=LABELS)
+    _open(tmp_path / "x.npz")
+    np.savez(tmp_path / "x.npz", x=PIXELS[:, :7], y=LABELS)
+    with pytest.raises(DataError, match="x has 12 images of 7 x 8 pixels; use 10 or fewer, or larger ones"):
+        _open(tmp_path / "x.npz")
 
 
 @pytest.mark.parametrize("content", [b"", b"no zip", b"PK\x03\x04cut"])

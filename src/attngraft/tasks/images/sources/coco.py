@@ -15,6 +15,7 @@ from typing import Any
 from attngraft.errors import DataError
 from attngraft.opening import JSON_LIMIT, read_json
 from attngraft.suggest import cut, quoted
+from attngraft.tasks.images.coco import path_below
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import (
     TRAIN_NAMES,
@@ -156,6 +157,13 @@ def _build(where: Path, base: Path, train: _Annotations, val: _Annotations | Non
         labels = no_labels(len(file.names), len(classes), where=str(file.path))
         for row, names in enumerate(file.labels):
             labels[row, [number[name] for name in names]] = 1
+        for name in file.names:
+            try:
+                path_below(base, base, name)
+            except ValueError as error:
+                raise DataError(
+                    f"{file.path}: an image: {error}; correct it, or give the folder as task.data.root"
+                ) from None
         inside = _prefix(base, file)
         return FolderImages(base, names=[inside + name for name in file.names], labels=labels)
 

@@ -12,12 +12,13 @@ from PIL import Image, ImageOps, JpegImagePlugin
 from attngraft.errors import DataAccessError, DataError
 from attngraft.image_files import open_image
 
-RULES = 1  #: version of the decoding rules in this file; part of the cache key of scanned images
+RULES = 2  #: version of the decoding rules in this file; part of the cache key of scanned images
 
 HUGE = 2**25  #: JPEGs with more pixels are decoded at a reduced size
 
 _ORIENTATION = 0x0112  # EXIF
 _QUARTER_TURNS = (5, 6, 7, 8)
+_DEEPEST = 2**16 - 1  # largest integer of a pixel
 _STRIP = 2**22  # pixels that are converted at once
 
 _UNSUPPORTED = {
@@ -47,10 +48,20 @@ def decode(stream: IO[bytes], *, where: str) -> Image.Image:
     the limit, to bound memory and time; no host uses that many pixels. See `image_files` for the limits of all images.
 
     Raises:
-        UnreadableImage: the file is not an image, damaged or too large, or its pixels are floating-point or CIELAB; the
-            message contains `where`.
+        UnreadableImage: the file is not an image, damaged or too large, or its pixels are floating-point, CIELAB, or
+            integers outside of 16 bits; the message contains `where`.
         DataAccessError: the system cannot read the file.
     """
+    image = decode_values(stream, where=where)
+    low, high = image.getextrema() if image.mode == "I" else (0, 0)
+    if not 0 <= low <= high <= _DEEPEST:  # type: ignore[operator]
+        reason = f"pixels from {low} to {high}, outside of 0 to {_DEEPEST}; save it with 8 or 16 bits"
+        raise UnreadableImage(where, reason)
+    return image
+
+
+def decode_values(stream: IO[bytes], *, where: str) -> Image.Image:
+    """Decode a file as `decode` does, also with integers outside of 16 bits, as in masks."""
     with _explained(where):
         image = _opened(stream)
         image.load()

@@ -26,6 +26,9 @@ _IMAGES = ("x_{}", "{}_x", "{}_images", "images_{}")
 _LABELS = ("y_{}", "{}_y", "{}_labels", "labels_{}")
 _UNSPLIT_IMAGES, _UNSPLIT_LABELS = ("x", "images"), ("y", "labels")
 
+_MANY = 1_000_000  #: more images than this ...
+_PIXELS = 64  #: ... have this many pixels each, because names and digests take as much memory
+
 _TOLERANCE = 1e-3  #: allowed rounding error of floats from 0 to 1
 _BRIGHT = 128  #: smallest maximum of floats that are read as 0 to 255
 
@@ -52,6 +55,11 @@ def open_npz(path: Path, config: DataConfig) -> ImageSource:
         origin = f"the arrays {origin}" if val else f"the array {origin}"
     wanted = [key for part in parts for key in (part.images, part.labels, part.files) if key is not None]
     arrays = _load(path, [*wanted, *keys.named("classes")])
+    for part in parts:
+        _check_part(arrays, part, path)
+    for key in keys.named("classes"):
+        if arrays[key].size > MAX_CLASSES:
+            raise DataError(f"{path}: {key} has {arrays[key].size:,} names; give {MAX_CLASSES:,} classes or fewer")
     labels = _Labels.read(arrays, parts, path)
     scale, note = _scale(arrays, parts, path)
     images = [_images(arrays, part, labels.values[part.labels], scale=scale, path=path) for part in parts]
@@ -190,7 +198,7 @@ class _Labels:
         if all(each.ndim == 1 and each.dtype.kind in "US" for each in labels.values()):
             return cls._of_names({key: [_text(name) for name in each] for key, each in labels.items()}, classes, path)
         columns = {each.shape[1] for each in labels.values() if each.ndim == 2}
-        if len(columns) == 1 and all(each.ndim == 2 and ((each == 0) | (each == 1)).all() for each in labels.values()):
+        if len(columns) == 1 and all(each.ndim == 2 and _is_binary(each) for each in labels.values()):
             return cls._of_columns(labels, classes, columns.pop(), path)
         for key, each in labels.items():
             if each.ndim != 1 or each.dtype.kind not in "iub":
@@ -238,6 +246,13 @@ class _Labels:
         return cls(classes=names, values=values, multilabel=True)
 
 
+def _is_binary(values: np.ndarray) -> bool:
+    """Return whether all values are 0 or 1; comparisons of wide labels would take as much memory as they do."""
+    if values.dtype.kind in "biu":
+        return not values.size or bool(values.min() >= 0 and values.max() <= 1)
+    return bool(((values == 0) | (values == 1)).all())
+
+
 def _scale(arrays: Arrays, parts: Sequence[_Part], path: Path) -> tuple[int, str]:
     """Return the factor from float pixels to 0 to 255, the same for all splits, and a note if pixels are floats."""
     ranges = {}
@@ -267,8 +282,9 @@ def _scale(arrays: Arrays, parts: Sequence[_Part], path: Path) -> tuple[int, str
     return factor, f"Float pixels in {listed} are {'multiplied by 255 and ' if factor > 1 else ''}rounded to 8 bits."
 
 
-def _images(arrays: Arrays, part: _Part, labels: np.ndarray, *, scale: int, path: Path) -> ArrayImages:
-    key, pixels, files = part.images, arrays[part.images], None if part.files is None else arrays[part.files]
+def _check_part(arrays: Arrays, part: _Part, path: Path) -> None:
+    """Check the shapes of the arrays of a split, before anything is made for each image or class."""
+    key, pixels, labels = part.images, arrays[part.images], arrays[part.labels]
     if pixels.ndim == 4 and pixels.shape[-1] not in (1, 3, 4) and pixels.shape[1] in (1, 3):
         raise DataError(
             f"{path}: {key} is channels-first {pixels.shape}; make it channels-last with x.transpose(0, 2, 3, 1)"
@@ -277,10 +293,21 @@ def _images(arrays: Arrays, part: _Part, labels: np.ndarray, *, scale: int, path
         raise DataError(f"{path}: {key} must be (N, H, W) or (N, H, W, C) with 1, 3 or 4 channels, got {pixels.shape}")
     if len(pixels) and not pixels.size:
         raise DataError(f"{path}: {key} has images without pixels, {pixels.shape}; save them with a height and a width")
-    for name, array in ((part.labels, labels), (part.files, files)):
-        entries = len(array) if array is not None and array.ndim else 0
-        if array is not None and entries != len(pixels):
+    height, width = pixels.shape[1:3]
+    if len(pixels) > _MANY and height * width < _PIXELS:
+        raise DataError(
+            f"{path}: {key} has {len(pixels):,} images of {height} x {width} pixels; use {_MANY:,} or fewer, or larger ones"
+        )
+    for name in (part.labels, part.files):
+        entries = 0 if name is None or not arrays[name].ndim else len(arrays[name])
+        if name is not None and entries != len(pixels):
             raise DataError(f"{path}: {key} has {len(pixels)} images, {name} has {entries} entries")
+    if labels.ndim == 2 and labels.shape[1] > MAX_CLASSES:
+        raise DataError(f"{path}: {part.labels} has {labels.shape[1]:,} columns; give {MAX_CLASSES:,} classes or fewer")
+
+
+def _images(arrays: Arrays, part: _Part, labels: np.ndarray, *, scale: int, path: Path) -> ArrayImages:
+    pixels, files = arrays[part.images], None if part.files is None else arrays[part.files]
     if pixels.dtype.kind == "f":
         pixels = np.rint(pixels.clip(0, 255 / scale) * scale).astype(np.uint8)
     elif pixels.dtype.kind == "b":
