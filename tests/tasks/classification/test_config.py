@@ -61,7 +61,7 @@ def test_policies_of_timm_are_taken(policy: str) -> None:
         ({"augment": {"scale": [0.5, 0.2]}}, r"task\.augment\.scale: must be two increasing positive numbers up to 1"),
         ({"augment": {"ratio": [0, 1]}}, r"task\.augment\.ratio: must be two increasing positive numbers; got"),
         ({"augment": {"padding": -1}}, r"task\.augment\.padding: must not be negative"),
-        ({"augment": {"repeats": 0}}, r"task\.augment\.repeats: must be at least 1"),
+        ({"augment": {"repeats": 0}}, r"task\.augment\.repeats: must lie between 1 and 1000"),
         ({"augment": {"erasing_mode": "noise"}}, r"task\.augment\.erasing_mode: 'noise' is not a choice"),
         (
             {"augment": {"color_jitter": [0.1, 0.2]}},
