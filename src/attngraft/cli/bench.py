@@ -28,7 +28,7 @@ def models(
         list[str],
         typer.Argument(metavar="RUN|FOLDER|HOST|FILE...", help=f"{MODEL} Several models are compared with the first."),
     ],
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, max=2**20, metavar="N", help="Batch size.")] = 32,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, max=2**40, metavar="N", help="Batch size.")] = 32,
     tokens: Annotated[
         int,
         typer.Option(
