@@ -18,7 +18,7 @@ _OPENING = """# Command line
 
 This page lists all commands and their options; it is generated from the source. The exit codes are 0 (success), 1 (a run
 failed), 2 (refused before anything was run: an invalid command, or a model, data or a folder that does not fit; also broken
-data that only a run finds), 70 (an error that is not the package's own) and 130 (interrupted). Errors are printed as one
+data that only a run finds), 70 (an unexpected error) and 130 (interrupted). Errors are printed as one
 line on standard error; `attngraft --debug VERB ...` adds the traceback.
 """
 _VALUES = {int: "N", float: "X", str: "TEXT"}

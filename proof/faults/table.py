@@ -26,7 +26,7 @@ run resumes. Initialization, order, augmentation and dropout depend only on the 
 update.
 
 The exit codes are 0 (finished), 1 (failed; the message names file, reason and remedy), 2 (invalid command or
-broken data), 70 (an error that is not the package's own) and 130 (stopped and saved). The message of exit code 70 is one
+broken data), 70 (an unexpected error) and 130 (stopped and saved). The message of exit code 70 is one
 line too: the command, the error, the file in use if it is known, what to try, and the file with the traceback, which the
 option `--debug` before the command also prints. Control characters in names are printed as `\\u001b`.
 

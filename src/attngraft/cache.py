@@ -3,6 +3,7 @@
 import hashlib
 import io
 import logging
+import math
 import os
 import re
 import shutil
@@ -121,6 +122,11 @@ def _remove_decoded(folder: Path) -> None:
         folder.rmdir()
 
 
+def memory_size() -> float:
+    """Return the size of this machine's memory in bytes; infinity where the system does not report it."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else math.inf
+
+
 def decoded_cache(option: str, parent: Path, *, shared: bool = False) -> DecodedCache | None:
     """Return the cache in `parent`, the folder of a run or a study, for `--cache`; nothing is written.
 
@@ -146,8 +152,7 @@ def decoded_cache(option: str, parent: Path, *, shared: bool = False) -> Decoded
     existing = next(path for path in (parent.absolute(), *parent.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free
     if size is None:
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        limit = min(AUTO_BYTES, free // 10, memory // 4)
+        limit = min(AUTO_BYTES, free // 10, int(memory_size() // 4))
     else:
         power = "kmgt".index(size[2].lower()) + 1
         wanted = int(float(size[1]) * (1024 if size[3] else 1000) ** power)

@@ -55,6 +55,10 @@ _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a de
 class _File(io.FileIO):
     """A file that is read without waiting; without data, as for some files of /proc, reading raises `UnsuitableFile`."""
 
+    def __init__(self, descriptor: int, path: Path | str) -> None:
+        super().__init__(descriptor)
+        self.path = path
+
     def read(self, size: int | None = -1) -> bytes:
         return self._given(super().read(size))
 
@@ -66,7 +70,7 @@ class _File(io.FileIO):
 
     def _given(self, found: T | None) -> T:
         if found is None:  # which readers would take for the end, or for data
-            raise UnsuitableFile(f"/dev/fd/{self.fileno()}", "has no data yet, so it is not a regular file; copy it")
+            raise UnsuitableFile(self.path, "has no data yet, so it is not a regular file; copy it")
         return found
 
 
@@ -97,7 +101,7 @@ def open_regular(path: Path | str, *, limit: int | None = None) -> io.BufferedRe
         raise UnsuitableFile(path, "is a socket, not a regular file")
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    file: io.BufferedReader = io.BufferedReader(_File(os.open(path, flags)))
+    file: io.BufferedReader = io.BufferedReader(_File(os.open(path, flags), path))
     found = os.fstat(file.fileno())
     kind = _KINDS.get(stat.S_IFMT(found.st_mode))
     if kind is not None or (limit is not None and found.st_size > limit):
@@ -318,8 +322,16 @@ def read_json(path: Path | str, *, limit: int = TEXT_LIMIT) -> Any:
     return parse_json(read_text(path, limit=limit))
 
 
-def parse_json(text: str | bytes) -> Any:
-    """Parse JSON; see `read_json`."""
+def parse_json(text: str | bytes, *, errors: str = "surrogateescape") -> Any:
+    """Parse JSON; see `read_json`.
+
+    Args:
+        text: the JSON.
+        errors: handler of halves of characters; by default, those that stand for bytes in names of files are allowed.
+
+    Raises:
+        ValueError: `text` is not JSON or nested too deeply; a UnicodeEncodeError for half of a character.
+    """
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8")
@@ -332,8 +344,8 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("an integer has thousands of digits") from None
     if text.count("[") + text.count("{") > DEPTH_LIMIT:
         _check_depth(value)
-    if _SURROGATE.search(text):  # of bytes in names of files, only U+DC80 to U+DCFF stand alone
-        json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape")
+    if _SURROGATE.search(text):
+        json.dumps(value, ensure_ascii=False).encode("utf-8", errors)
     return value
 
 

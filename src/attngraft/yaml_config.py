@@ -88,7 +88,7 @@ for _class in (_Loader, _Dumper):
 
 
 def parse_yaml(text: str, *, source: str) -> Any:
-    """Parse YAML to a plain value.
+    """Parse YAML into plain values.
 
     Raises:
         ConfigError: invalid YAML, or a text that exceeds the limits; the message names `source`, line and column.

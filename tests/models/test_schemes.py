@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import attngraft
 from attngraft.cli import main
-from attngraft.errors import UsageError
+from attngraft.errors import HostError, UsageError
+from attngraft.hosts.hf.family import pair
 from attngraft.models.create import create_host, resolve_host
 from attngraft.models.host_input import host_input
 from attngraft.models.schemes import split_scheme
@@ -115,3 +117,10 @@ def test_odd_hosts_and_arguments_are_named(
         main(arguments)
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("size", [[8, 8, 8], [7.5, 8], [0, 8], "8", [float("nan"), 8], {"height": 8}])
+def test_sizes_are_one_whole_number_or_two(size: Any) -> None:
+    assert pair(8) == pair([8, 8.0]) == (8, 8)
+    with pytest.raises(HostError, match="sizes of images and patches must be one number or two, not"):
+        pair(size)

@@ -57,7 +57,7 @@ def out(exported: Path, tmp_path: Path) -> Path:
         ),
         (lambda m: m["serving"].update(classes=["a"] * 2), r"serving\.classes: must be different names"),
         (lambda m: m["serving"].update(classes=["a", "\ud800"]), "surrogates not allowed"),
-        (lambda m: m.update(grafted=False), rf"{GRAFTS}: the manifest says otherwise"),
+        (lambda m: m.update(grafted=False), rf"{GRAFTS}: exists, but the manifest says that there are no grafts"),
     ],
 )
 def test_descriptions_that_fit_no_model_are_refused(

@@ -411,9 +411,8 @@ def _check_tensors(
         raise GraftFileError(
             f"{file} does not match its own manifest: it {shortened(problems, 1)}; save the grafts again"
         )
-    dtype = next(
-        (each.dtype for each in host.core.parameters() if each.is_floating_point()), torch.float32
-    )  # of grafts
+    floats = (each.dtype for each in host.core.parameters() if each.is_floating_point())
+    of_grafts = next(floats, torch.float32)
     for name, tensor in tensors.items():
         wanted = (included if name.startswith(_HOST) else expected)[name]
         if kind_of(tensor) != kind_of(wanted):
@@ -421,7 +420,7 @@ def _check_tensors(
                 f"{file}: {name} is of type {kind_of(tensor)}, but the model's of type {kind_of(wanted)}; save the grafts "
                 "again"
             )
-        used = wanted.dtype if name.startswith(_HOST) else dtype
+        used = wanted.dtype if name.startswith(_HOST) else of_grafts
         if tensor.is_floating_point() and not tensor.to(used).float().isfinite().all():
             raise GraftFileError(
                 f"{file}: {name} has values that are not finite in {used} (the training diverged, or the file is "

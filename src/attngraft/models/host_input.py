@@ -7,11 +7,11 @@ from typing import Any
 from timm.data import resolve_model_data_config
 from torch import nn
 
-from attngraft.errors import HostError, UsageError
+from attngraft.errors import HostError, UsageError, naming
 from attngraft.hosts import find_host
+from attngraft.hosts.hf.family import pair
 from attngraft.models.create import create_host
 from attngraft.models.schemes import split_scheme
-from attngraft.suggest import quoted
 from attngraft.tensors import meta_device
 
 
@@ -43,10 +43,8 @@ def host_input(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     channels, height, width = config["input_size"]
     given = {key: value for key, value in arguments.items() if value is not None}  # timm uses its default for None
     size = given.get("img_size", (height, width))
-    sides = (size, size) if isinstance(size, int) else size
-    if not isinstance(sides, list | tuple) or [type(side) for side in sides] != [int, int] or min(sides) < 1:
-        raise HostError(f"{name}: img_size must be one side of the images, or height and width, not {quoted(size)}")
-    height, width = sides
+    with naming(name):
+        height, width = pair(size)
     size_of = {"input_size": (given.get("in_chans", channels), height, width)}
     return config | size_of | {"any_size": {} if scheme == "module" else _any_size(model)}
 

@@ -12,7 +12,6 @@ Every host except timm's gets a `pretrained_cfg` like timm's models: its input (
 
 import difflib
 import inspect
-import math
 import os
 import re
 import traceback
@@ -27,6 +26,7 @@ from timm.models import is_model, list_models, model_entrypoint
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
+from attngraft.cache import memory_size
 from attngraft.errors import AttngraftError, HostError, UsageError
 from attngraft.files import shown_size, user_path
 from attngraft.models.transformers_folder import transformers_folder
@@ -93,9 +93,10 @@ def build_anywhere(factory: Callable[[], nn.Module], *, large: bool = False) -> 
         with meta_device():
             tensors = build_anywhere(factory).state_dict().values()
         size = sum(each.numel() * each.itemsize for each in tensors)
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else math.inf
-        if size > memory:
-            raise HostError(f"the host takes {shown_size(size)}, more than the {shown_size(memory)} of this machine")
+        if size > memory_size():
+            raise HostError(
+                f"the host takes {shown_size(size)}, more than the {shown_size(memory_size())} of this machine"
+            )
     left = _MODULES
 
     def count(*_: object) -> None:

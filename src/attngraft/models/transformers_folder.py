@@ -67,7 +67,7 @@ _NOT_GENERATION = {
 _KERNELS = ("_implementation", "_implementation_internal")  #: endings of keys whose values name attention kernels
 #: largest numbers in a configuration, by a part of their name
 _MOST = {"layer": 10_000, "depth": 10_000, "num_labels": 1_000_000}
-_LARGE = 2**16  #: larger numbers are those of vocabularies, or of models that fill the memory
+_LARGE = 2**16  #: larger numbers are sizes of vocabularies, or of models that fill the memory
 #: Pillow's resampling filters by number
 _RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 
@@ -174,13 +174,9 @@ def _read_config(folder: Path) -> Any:
     transformers = import_transformers(folder)
     try:
         check_folder(folder)
-        refuse_wrong_numbers(
-            read_mapping(folder / CONFIG), where=str(folder / CONFIG)
-        )  # before any list is made of them
+        refuse_wrong_numbers(read_mapping(folder / CONFIG), where=str(folder / CONFIG))
         with without_hub():  # a configuration may name a backbone, which transformers would look up
-            config = transformers.AutoConfig.from_pretrained(
-                str(folder), local_files_only=True, trust_remote_code=False
-            )
+            return transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except UsageError:
         raise
     except Exception as error:  # configurations raise errors of many classes
@@ -188,26 +184,26 @@ def _read_config(folder: Path) -> Any:
             f"{folder / CONFIG}: transformers {transformers.__version__} cannot read it ({first_line(error)}); update "
             "transformers, or save the folder again"
         ) from None
-    refuse_wrong_numbers(config.to_dict(), where=str(folder / CONFIG))
-    return config
 
 
-def refuse_wrong_numbers(config: Mapping[str, Any], *, where: str) -> bool:
-    """Check the numbers of a configuration; return whether any is so large that the model may fill the memory.
+def refuse_wrong_numbers(config: Mapping[str, Any], *, where: str) -> None:
+    """Check the numbers of a configuration.
 
     Raises:
         UsageError: there are more than 10,000 layers or a million classes, which are created one after the other, or a
-            value is not a number.
+            value is NaN.
     """
-    large = False
     for name, value in _entries(config):
         if isinstance(value, float) and math.isnan(value):
             raise UsageError(f"{where}: {name} is not a number; correct it")
         for part, most in _MOST.items():
             if part in name and isinstance(value, int | float) and value > most:
                 raise UsageError(f"{where}: {name} is more than {most:,}; correct it")
-        large = large or (isinstance(value, int) and value > _LARGE)
-    return large
+
+
+def may_fill_memory(config: Mapping[str, Any]) -> bool:
+    """Return whether a number of a configuration is as large as a vocabulary, or larger."""
+    return any(isinstance(value, int) and value > _LARGE for _, value in _entries(config))
 
 
 def _entries(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

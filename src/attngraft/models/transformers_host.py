@@ -29,6 +29,7 @@ from attngraft.models.transformers_folder import (
     folder_preprocessing,
     folder_tensors,
     import_transformers,
+    may_fill_memory,
     refuse_wrong_numbers,
     transformers_folder,
 )
@@ -79,7 +80,8 @@ def start(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Start
     given = resolve_arguments(name, arguments)
     if not isinstance(given["config"], Mapping) or not isinstance(given["config"].get("model_type"), str):
         raise HostError(f"hf:{name}: host argument config: has no model_type; leave config out, or restore it")
-    large = refuse_wrong_numbers(given["config"], where=f"hf:{name}: host argument config")
+    refuse_wrong_numbers(given["config"], where=f"hf:{name}: host argument config")
+    large = may_fill_memory(given["config"])
     config, shown = dict(given.pop("config")), dict(given.pop("input", {}))
     shown |= given.pop("pretrained_cfg_overlay", None) or {}
     generation = given.pop("generation", {})

@@ -91,8 +91,8 @@ def load(
 
 def _load(folder: Path, manifest: Manifest) -> nn.Module:
     model = create_host(manifest)
-    if manifest.grafted != (folder / GRAFTS).exists():
-        raise ExportError(f"{folder / GRAFTS}: the manifest says otherwise about this file; export the model again")
+    if (folder / GRAFTS).exists() and not manifest.grafted:
+        raise ExportError(f"{folder / GRAFTS}: exists, but the manifest says that there are no grafts; export again")
     if manifest.grafted:
         try:
             with seeded("graft", 0):

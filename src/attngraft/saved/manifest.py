@@ -17,6 +17,7 @@ from attngraft.errors import ConfigError, ExportError, FolderError, UsageError
 from attngraft.files import write_atomically
 from attngraft.opening import parse_json, read_text
 from attngraft.strict import FieldError, read
+from attngraft.tasks.facts import LARGEST_SIZE
 from attngraft.tasks.images.config import LARGEST_SIDE
 from attngraft.tasks.task import Serving
 
@@ -96,28 +97,30 @@ class Manifest:
     around: TaskEntry | None = None  #: for tasks with modules around the host or a codec of their own (format 2)
 
     def __post_init__(self) -> None:
-        if self.serving.kind == "other":
+        serving, given = self.serving, self.serving.input
+        if serving.kind == "other":
             if self.around is None:
                 raise FieldError("around", "must describe the task")
             return
-        if not self.serving.classes or len({*self.serving.classes}) < len(self.serving.classes):
+        classes = len(serving.classes)
+        if not classes or len({*serving.classes}) < classes:
             raise FieldError("serving.classes", "must be different names, at least one")
-        if self.serving.numeric and not len(self.serving.scale) == len(self.serving.offset) == len(
-            self.serving.classes
-        ):
+        if serving.numeric and (len(serving.scale), len(serving.offset)) != (classes, classes):
             raise FieldError("serving.scale", "must have, like serving.offset, a number for each of serving.classes")
-        given = self.serving.input
-        if self.serving.kind == "images":
+        if serving.kind == "images":
             size = given.get("size")
             if not isinstance(size, list | tuple) or len(size) != 3 or not all(map(_is_size, size)):
                 raise FieldError("serving.input.size", f"must be channels, height and width, got {size!r}")
-            return
-        place = given.get("tokenizer")
-        if not isinstance(place, str) or Path(place).is_absolute() or ".." in Path(place).parts:
-            raise FieldError("serving.input.tokenizer", f"must be a file of the model's folder, got {place!r}")
-        for name in ("vocab_size", "max_length"):
-            if not _is_size(given.get(name, 0), largest=2**30) and (name, given.get(name, 0)) != ("max_length", None):
-                raise FieldError(f"serving.input.{name}", f"must be a number of tokens, got {given.get(name)!r}")
+        else:
+            file, limit = given.get("tokenizer"), given.get("max_length")
+            if not isinstance(file, str) or Path(file).is_absolute() or ".." in Path(file).parts:
+                raise FieldError("serving.input.tokenizer", f"must be a file of the model's folder, got {file!r}")
+            for name, value in {
+                "vocab_size": given.get("vocab_size"),
+                "max_length": 1 if limit is None else limit,
+            }.items():
+                if not _is_size(value, largest=LARGEST_SIZE):
+                    raise FieldError(f"serving.input.{name}", f"must be a number of tokens, got {value!r}")
 
     @property
     def folded(self) -> bool:

@@ -39,10 +39,17 @@ from attngraft.training.freezing import FreezingSchedule
 from attngraft.training.run_folder import Metrics, RunFolder, is_number
 
 FORMAT = 1
-#: of a checkpoint
-_ENTRIES: dict[str, Any] = {"format": int, "model": dict, "optimizer": dict, "sums": list, "counters": dict}
-_COUNTERS = ("epoch", "step", "seconds", "rows", "best")  #: saved fields of `Counters`; `sums` are of each process
-_ENTRIES |= {"ema": dict | None, "scaler": dict | None}
+#: entries of a checkpoint; an evaluation needs only the first two
+_ENTRIES: dict[str, Any] = {
+    "format": int,
+    "model": dict,
+    "optimizer": dict,
+    "ema": dict | None,
+    "scaler": dict | None,
+    "sums": list,
+    "counters": dict,
+}
+_COUNTERS = {"epoch", "step", "seconds", "rows", "best"}  #: saved fields of `Counters`; `sums` are of each process
 _MISFIT = (RuntimeError, LookupError, ValueError, TypeError, AttributeError)
 _DAMAGE = (*_MISFIT, OSError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile)
 
@@ -100,7 +107,7 @@ def save(run: RunFolder, state: TrainState) -> None:
         "ema": state.ema.module.state_dict() if state.ema else None,
         "scaler": scaler.state_dict() if scaler else None,
         "sums": gather_object([counters.sums]),
-        "counters": {name: getattr(counters, name) for name in _COUNTERS},
+        "counters": {name: value for name, value in vars(counters).items() if name in _COUNTERS},
     }
     if not state.accelerator.is_main_process:
         return
@@ -159,10 +166,7 @@ def restore(run: RunFolder, state: TrainState) -> bool:
     accelerator, counters = state.accelerator, state.counters
     content = _read_and_repair(run) if accelerator.is_main_process else None
     if content is not None and (missing := _ENTRIES.keys() - content.keys()):
-        raise TrainingError(
-            f"{run.last}: this checkpoint lacks {', '.join(sorted(missing))}; restore a good copy, or delete "
-            f"{run.checkpoints} to start this run again"
-        )
+        raise unusable(run, f"lacks {', '.join(sorted(missing))}")
     plain = content and {name: content[name] for name in ("sums", "counters", "scaler")}
     if content is not None and plain is not None:
         plain["trained"] = set(content["optimizer"].get("state", ()))
@@ -192,18 +196,23 @@ def restore(run: RunFolder, state: TrainState) -> bool:
         if accelerator.scaler:
             accelerator.scaler.load_state_dict(plain["scaler"])
     except _MISFIT as error:
-        raise TrainingError(
-            f"{run.last}: this checkpoint does not fit the run ({cut(first_line(error), 300)}); restore a good copy, or "
-            f"delete {run.checkpoints} to start this run again"
-        ) from error
+        raise unusable(run, f"does not fit the run ({cut(first_line(error), 300)})") from error
     return True
+
+
+def unusable(run: RunFolder, reason: str) -> TrainingError:
+    """Return the error for a checkpoint with which a run cannot resume."""
+    return TrainingError(
+        f"{run.last}: this checkpoint {reason}; restore a good copy, or delete {run.checkpoints} to start this run again"
+    )
 
 
 def _check_moments(optimizer: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
     """Raise a ValueError if moments in an optimizer's state have other shapes than the weights."""
     for name, entries in optimizer.get("state", {}).items():
+        weight = weights[name]
         for key in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
-            found, weight = entries.get(key), weights[name]
+            found = entries.get(key)
             if isinstance(found, Tensor) and found.ndim == weight.ndim and found.shape != weight.shape:
                 raise ValueError(f"{key} of {name} has the shape {tuple(found.shape)}, not {tuple(weight.shape)}")
 
@@ -267,10 +276,7 @@ def _read_one(path: Path) -> dict[str, Any]:
 
 
 def _wrong_entry(content: Any) -> str:
-    """Return the name of an entry of a checkpoint that is of another kind; empty if there is none.
-
-    Only the weights and the format must be there: an evaluation reads no more.
-    """
+    """Return the name of an entry of a checkpoint that is of another kind or missing, see `_ENTRIES`, or ""."""
     if not isinstance(content, dict):
         return "format"
     for name, kind in _ENTRIES.items():
@@ -278,15 +284,24 @@ def _wrong_entry(content: Any) -> str:
             return name
     if not all(isinstance(each, Tensor) for each in content["model"].values()):
         return "model"
-    sums = content.get("sums", [{}])
-    if not sums or not all(isinstance(each, dict) and each.keys() == sums[0].keys() for each in sums):
+    if "sums" in content and not _are_sums(content["sums"]):
         return "sums"
-    counters = content.get("counters", {name: getattr(Counters(), name) for name in _COUNTERS})
-    numbers = [counters.get(name) for name in ("epoch", "step", "seconds")]
-    rows = [*counters.get("rows", [None]), counters.get("best"), *sums]
-    known = len(counters) == len(_COUNTERS) and all(is_number(each) and each >= 0 for each in numbers)
-    fits = known and all(isinstance(row, dict) and all(map(is_number, row.values())) for row in rows)
-    return "" if fits else "counters"
+    return "counters" if "counters" in content and not _are_counters(content["counters"]) else ""
+
+
+def _are_sums(sums: list[Any]) -> bool:
+    return bool(sums) and all(_are_numbers(each) and each.keys() == sums[0].keys() for each in sums)
+
+
+def _are_counters(counters: Mapping[str, Any]) -> bool:
+    if counters.keys() != _COUNTERS or not isinstance(counters["rows"], list):
+        return False
+    known = all(is_number(counters[name]) and counters[name] >= 0 for name in ("epoch", "step", "seconds"))
+    return known and all(map(_are_numbers, [*counters["rows"], counters["best"]]))
+
+
+def _are_numbers(values: Any) -> bool:
+    return isinstance(values, dict) and all(map(is_number, values.values()))
 
 
 def save_weights(path: Path, weights: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -296,19 +311,18 @@ def save_weights(path: Path, weights: Mapping[str, Tensor], facts: Mapping[str, 
 
 
 def load_best(path: Path, state: TrainState) -> int:
-    """Load the best weights at `path` into `state.model` in all processes; return their epoch (from 1)."""
-    main, epoch = state.accelerator.is_main_process, 0
+    """Load the best weights at `path` into `state.model` in all processes; return their epoch (from 1).
+
+    Raises:
+        TrainingError: the file is missing or damaged.
+    """
+    epoch: Any = None
     weights: dict[str, Any] = {}
-    if main:
-        check_regular(path)
-        try:
-            with safe_open(path, framework="pt") as file:
-                epoch = int(parse_json(file.metadata()["attngraft"])["epoch"])
-            weights = safetensors.torch.load_file(path)
-        except (*_MISFIT, SafetensorError) as error:
-            raise TrainingError(
-                f"{path}: cannot be read ({first_line(error)}); restore the file, or repeat the run"
-            ) from None
+    if state.accelerator.is_main_process:
+        weights, facts = _read_weights(path)
+        epoch = facts.get("epoch")
+        if type(epoch) is not int:
+            raise TrainingError(f"{path}: names no epoch; restore the file, or repeat the run")
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=state.accelerator.num_processes > 1)
     set_model_state_dict(state.model, weights, options=options)
     return int(broadcast_object_list([epoch])[0])
@@ -320,21 +334,33 @@ def load_weights(path: Path, model: nn.Module) -> dict[str, Any]:
     Raises:
         TrainingError: the file is missing or damaged, or belongs to a different model.
     """
+    weights, facts = _read_weights(path)
+    if wrong := other_kinds(weights, model.state_dict()):
+        raise TrainingError(f"{path}: {wrong[0]}; restore the file, or repeat the run")
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise other_model(path, error) from None
+    return facts
+
+
+def _read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors and the facts in a file written by `save_weights`.
+
+    Raises:
+        TrainingError: the file is missing or damaged.
+    """
     try:
         check_regular(path)
         with safe_open(path, framework="pt") as file:
             facts = parse_json((file.metadata() or {}).get("attngraft", "{}"))
-        weights = safetensors.torch.load_file(path)
-        if not isinstance(facts, dict) or other_kinds(weights, model.state_dict()):
-            raise ValueError("its metadata or the types of its numbers are wrong")
-        model.load_state_dict(weights)
+        if not isinstance(facts, dict):
+            raise ValueError("its metadata are not an object")
+        return safetensors.torch.load_file(path), facts
     except (OSError, SafetensorError, ValueError) as error:
         raise TrainingError(
             f"{path}: these weights cannot be read ({first_line(error)}); restore the file, or repeat the run"
         ) from None
-    except RuntimeError as error:
-        raise other_model(path, error) from None
-    return facts
 
 
 def other_model(path: Path, error: RuntimeError) -> TrainingError:

@@ -23,11 +23,11 @@ from attngraft.cache import DecodedCache, decoded_cache, decoded_removed
 from attngraft.counting import counts_shown
 from attngraft.downloads import Permitted
 from attngraft.downloads import downloads as permit
-from attngraft.errors import FolderError, TrainingError, started
+from attngraft.errors import FolderError, started
 from attngraft.files import created, remove_leftovers
 from attngraft.models.trust import trusting
 from attngraft.tasks.task import Evaluation, Split, to_records
-from attngraft.training.checkpoint import load_best, model_state, restore, save, save_weights
+from attngraft.training.checkpoint import load_best, model_state, restore, save, save_weights, unusable
 from attngraft.training.evaluate import SplitEvaluator
 from attngraft.training.failures import OutOfMemory, memory_explained, raise_not_finite, workers_explained
 from attngraft.training.freezing import train_mode
@@ -154,10 +154,7 @@ def _train_or_shrink(
     restore(folder, run.state)
     counters = run.state.counters
     if counters.epoch > run.epochs:
-        raise TrainingError(
-            f"{folder.last}: this checkpoint is of epoch {counters.epoch}, but the run has {run.epochs}; restore a good "
-            f"copy, or delete {folder.checkpoints} to start this run again"
-        )
+        raise unusable(folder, f"is of epoch {counters.epoch}, but the run has {run.epochs}")
     try:
         with (
             started(),

@@ -68,7 +68,10 @@ def pair(size: Any) -> tuple[int, int]:
         HostError: it is something else.
     """
     sides = (size, size) if isinstance(size, int) else size
-    if not isinstance(sides, list | tuple) or len(sides) != 2:
+    numbers = isinstance(sides, list | tuple) and all(
+        isinstance(side, int | float) and side >= 1 and side % 1 == 0 for side in sides
+    )
+    if not numbers or len(sides) != 2:
         raise HostError(f"sizes of images and patches must be one number or two, not {quoted(size)}; correct them")
     rows, columns = sides
     return int(rows), int(columns)

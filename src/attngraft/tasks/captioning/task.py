@@ -68,7 +68,7 @@ class CaptionInputFacts(InputFacts):
 
 @dataclass(frozen=True, kw_only=True)
 class CaptioningFacts(Facts):
-    """Facts of captioning."""
+    """Facts about captioning data."""
 
     sizes: dict[str, int]
     input: CaptionInputFacts

@@ -29,7 +29,7 @@ TEST_NAMES = ("test", "testing")
 MAX_CLASSES = 1_000_000
 _LONGEST_NAME = 1000  #: characters of a class
 _MAX_CELLS = 2**32  #: images times classes, one byte each, with several labels per image
-_FREE_CELLS, _CELLS_PER_LABEL = 2**28, 2000  #: with more cells, at least one of 2,000 must be a label
+_FREE_CELLS, _CELLS_PER_LABEL = 2**28, 2000  #: with more cells, at least one in 2,000 must be a label
 
 _DIGEST_SAMPLE = 64  #: number of images to decode for the digest of images without files
 
@@ -213,7 +213,8 @@ def no_labels(rows: int, classes: int, *, where: str, given: int | None = None) 
     Raises:
         DataError: they would not fit into memory, or nearly every label is a class of its own.
     """
-    if rows * classes > (_MAX_CELLS if given is None else min(_MAX_CELLS, max(_FREE_CELLS, _CELLS_PER_LABEL * given))):
+    most = _MAX_CELLS if given is None else min(_MAX_CELLS, max(_FREE_CELLS, _CELLS_PER_LABEL * given))
+    if rows * classes > most:
         raise DataError(
             f"{where}: {classes:,} classes for {rows:,} rows of several labels need {shown_size(rows * classes)}; use fewer "
             "labels, or name a column with one label per row with --set task.data.label_column=NAME"

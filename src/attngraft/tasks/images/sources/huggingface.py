@@ -195,9 +195,9 @@ def _stream(path: Path, pa: Any) -> Any:
 
 
 def _unpacked_size(message: Any) -> int:
-    """Return the bytes of a message's columns in memory; each compressed buffer starts with its own.
+    """Return the uncompressed size of a message's columns in bytes; a compressed buffer starts with its own.
 
-    The message is a flatbuffer, of which only the places of the buffers are read; pyarrow has checked it.
+    The message is a flatbuffer that pyarrow has checked; only the positions of the buffers are read from it.
     """
     data, body = memoryview(message.metadata), memoryview(message.body or b"")
 

@@ -6,9 +6,7 @@ The standard library reads .csv, .tsv and .jsonl files, and pyarrow reads .parqu
 import csv
 import io
 import itertools
-import json
 import math
-import re
 import struct
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -41,7 +39,6 @@ _NOT_PLAIN = (list, dict, bytes)
 _ENTRY = 8  #: least number of bytes of an entry in memory
 _SPARSE = 32  #: largest number of entries of a table for each that is not missing ...
 _FREE_ENTRIES = 2**25  #: ... if there are more than these
-_ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")  #: half of a pair of surrogates in JSON
 _ROWS = 2**14  #: number of rows to read at a time, and of different strings in a column to keep once
 
 _YES, _NO = frozenset({"1", "1.0", "true", "yes"}), frozenset({"0", "0.0", "-1", "-1.0", "false", "no"})
@@ -204,9 +201,7 @@ def _json_lines(path: Path) -> LabelTable:
         if not line.strip():
             continue
         try:
-            row = parse_json(line)
-            if _ESCAPED.search(line):
-                json.dumps(row, ensure_ascii=False).encode()
+            row = parse_json(line, errors="strict")
         except UnicodeEncodeError:
             raise DataError(
                 f"{path}: line {number}: contains half of a character, such as \\ud83d; save its text as UTF-8"
@@ -289,13 +284,7 @@ def arrow_errors(path: Path) -> Iterator[Any]:
         yield pyarrow
     except AttngraftError:
         raise
-    except (
-        OSError,
-        ValueError,
-        OverflowError,
-        struct.error,
-        pyarrow.ArrowException,
-    ) as error:  # OverflowError: of dates
+    except (OSError, ValueError, OverflowError, struct.error, pyarrow.ArrowException) as error:  # overflow of dates
         raise DataError(f"{path}: cannot be read as {path.suffix} ({error})") from None
 
 

@@ -154,7 +154,9 @@ def fields_of(index: TarIndex, path: Path) -> Iterator[dict[str, Any]]:
     none = [None] * len(index.members)
     for name, label, text in zip(index.members, *(index.texts.get(kind, none) for kind in LABELS), strict=True):
         fields = _json_fields(text, f"{path}: {name}")
-        yield {"label": label} | fields | {"label": label} if "cls" in index.texts else fields  # .cls has precedence
+        if "cls" in index.texts:  # has precedence
+            fields = {"label": label} | fields | {"label": label}
+        yield fields
 
 
 def _json_fields(text: str | None, where: str) -> dict[str, Any]:
