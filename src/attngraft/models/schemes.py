@@ -12,19 +12,25 @@ Every host except timm's gets a `pretrained_cfg` like timm's models: its input (
 
 import difflib
 import inspect
+import math
 import os
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import timm
 import torch
 from timm.models import is_model, list_models, model_entrypoint
 from torch import nn
-from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from attngraft.cache import memory_size
 from attngraft.errors import AttngraftError, HostError, UsageError
@@ -32,10 +38,11 @@ from attngraft.files import shown_size, user_path
 from attngraft.models.transformers_folder import transformers_folder
 from attngraft.models.weights import Fitted, WeightsFile
 from attngraft.suggest import MOST, did_you_mean, quoted
-from attngraft.tensors import meta_device
 
 SCHEMES = ("timm", "attngraft", "torchvision", "hf", "module")
 _MODULES, _LARGEST = 100_000, 1_000_000  #: most modules of a host, and largest number among its arguments
+_SIZES, _SMALL = 16, 2**28  #: a host is at most so many times larger than its weights' file, plus so many bytes
+_MOST_BYTES: ContextVar[float] = ContextVar("_MOST_BYTES", default=math.inf)
 _TIMM_SOURCES = ("hf-hub", "hf_hub", "local-dir")  #: timm's own schemes
 _OTHER_NAMES = {"huggingface": "hf", "transformers": "hf", "python": "module", "tv": "torchvision"}
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -77,35 +84,46 @@ def split_scheme(name: str) -> tuple[str, str]:
     raise UsageError(f"{name}: unknown scheme {scheme!r}; {hint}")
 
 
-def build_anywhere(factory: Callable[[], nn.Module], *, large: bool = False) -> nn.Module:
+@contextmanager
+def sized_for(file: Path) -> Iterator[None]:
+    """Refuse hosts that are created within the context and are far larger than `file`, which has their weights."""
+    known = file.stat().st_size if file.is_file() else 0
+    token = _MOST_BYTES.set(_SIZES * known + _SMALL if known else math.inf)
+    try:
+        yield
+    finally:
+        _MOST_BYTES.reset(token)
+
+
+def build_anywhere(factory: Callable[[], nn.Module]) -> nn.Module:
     """Call `factory`; if it fails on the meta device, because it reads values, call it again on the CPU.
 
     Hosts of timm before 1.0.21 read the rates of stochastic depth from a tensor.
 
-    Args:
-        factory: creates the model.
-        large: the model may fill the memory: build it on the meta device first.
-
     Raises:
-        HostError: the model has more than 100,000 modules, or is larger than the memory.
+        HostError: the model has more than 100,000 modules, or is larger than the memory or than `sized_for` allows.
+            Parameters are counted before they are filled, which is what takes the memory.
     """
-    if large and torch.empty(0).device.type != "meta":
-        with meta_device():
-            tensors = build_anywhere(factory).state_dict().values()
-        size = sum(each.numel() * each.itemsize for each in tensors)
-        if size > memory_size():
-            raise HostError(
-                f"the host takes {shown_size(size)}, more than the {shown_size(memory_size())} of this machine"
-            )
-    left = _MODULES
+    modules, size = 0, 0
 
     def count(*_: object) -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
+        nonlocal modules
+        modules += 1
+        if modules > _MODULES:
             raise HostError(f"the host has more than {_MODULES:,} modules; correct its arguments, such as its depth")
 
-    hook = register_module_module_registration_hook(count)
+    def add(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        nonlocal size
+        size += 0 if parameter is None or parameter.is_meta else parameter.numel() * parameter.itemsize
+        if size > memory_size():
+            raise HostError(
+                f"the host takes {shown_size(size)} or more, and this machine has {shown_size(memory_size())}; correct its "
+                "arguments"
+            )
+        if size > _MOST_BYTES.get():
+            raise HostError("the host is much larger than the file with its weights; restore its arguments")
+
+    hooks = register_module_module_registration_hook(count), register_module_parameter_registration_hook(add)
     try:
         if torch.empty(0).device.type != "meta":
             return factory()
@@ -114,11 +132,12 @@ def build_anywhere(factory: Callable[[], nn.Module], *, large: bool = False) -> 
         except HostError:
             raise
         except Exception:  # user code and other packages' code raise errors of any class
-            left = _MODULES
+            modules = size = 0
             with torch.device("cpu"):
                 return factory()
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
 
 
 def refuse_huge_numbers(arguments: Mapping[str, Any]) -> None:

@@ -67,7 +67,6 @@ _NOT_GENERATION = {
 _KERNELS = ("_implementation", "_implementation_internal")  #: endings of keys whose values name attention kernels
 #: largest numbers in a configuration, by a part of their name
 _MOST = {"layer": 10_000, "depth": 10_000, "num_labels": 1_000_000}
-_LARGE = 2**16  #: larger numbers are sizes of vocabularies, or of models that fill the memory
 #: Pillow's resampling filters by number
 _RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 
@@ -199,11 +198,6 @@ def refuse_wrong_numbers(config: Mapping[str, Any], *, where: str) -> None:
         for part, most in _MOST.items():
             if part in name and isinstance(value, int | float) and value > most:
                 raise UsageError(f"{where}: {name} is more than {most:,}; correct it")
-
-
-def may_fill_memory(config: Mapping[str, Any]) -> bool:
-    """Return whether a number of a configuration is as large as a vocabulary, or larger."""
-    return any(isinstance(value, int) and value > _LARGE for _, value in _entries(config))
 
 
 def _entries(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -29,7 +29,6 @@ from attngraft.models.transformers_folder import (
     folder_preprocessing,
     folder_tensors,
     import_transformers,
-    may_fill_memory,
     refuse_wrong_numbers,
     transformers_folder,
 )
@@ -81,7 +80,6 @@ def start(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Start
     if not isinstance(given["config"], Mapping) or not isinstance(given["config"].get("model_type"), str):
         raise HostError(f"hf:{name}: host argument config: has no model_type; leave config out, or restore it")
     refuse_wrong_numbers(given["config"], where=f"hf:{name}: host argument config")
-    large = may_fill_memory(given["config"])
     config, shown = dict(given.pop("config")), dict(given.pop("input", {}))
     shown |= given.pop("pretrained_cfg_overlay", None) or {}
     generation = given.pop("generation", {})
@@ -95,10 +93,10 @@ def start(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Start
         if kind == IMAGE_CLASSIFIER:
             count = 1000 if classes is None else classes
             settings = {**config, **given, "num_classes": count, "pretrained_cfg_overlay": shown}
-            model = build_anywhere(lambda: transformers_classifier(**settings), large=large)
+            model = build_anywhere(lambda: transformers_classifier(**settings))
         else:
             plain = {**config, **_renamed(given)}
-            model = build_anywhere(lambda: _plain(transformers, kind, plain, classes), large=large)
+            model = build_anywhere(lambda: _plain(transformers, kind, plain, classes))
     if kind == SEQUENCE_TO_SEQUENCE or _is_captioner(model):
         _set_generation(transformers, model, name, generation)
     _describe(model, name, kind=kind, classes=classes, shown=shown)

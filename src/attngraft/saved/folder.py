@@ -26,6 +26,7 @@ from attngraft.grafting.io import graft_bytes, load_grafts
 from attngraft.hosts import find_host
 from attngraft.models.create import create_host as create_by_name
 from attngraft.models.host_input import host_input
+from attngraft.models.schemes import sized_for
 from attngraft.models.trust import SCHEME, from_folder, refuse_untrusted
 from attngraft.opening import check_regular
 from attngraft.saved.manifest import GRAFTS, MANIFEST, WEIGHTS, Manifest, check_file, read_manifest, write_manifest
@@ -90,7 +91,8 @@ def load(
 
 
 def _load(folder: Path, manifest: Manifest) -> nn.Module:
-    model = create_host(manifest)
+    with sized_for(folder / WEIGHTS):
+        model = create_host(manifest)
     if (folder / GRAFTS).exists() and not manifest.grafted:
         raise ExportError(f"{folder / GRAFTS}: exists, but the manifest says that there are no grafts; export again")
     if manifest.grafted:

@@ -19,6 +19,7 @@ from attngraft.attention import sites_with_detached
 from attngraft.counting import counted
 from attngraft.errors import ConfigError, DataError, FolderError, TrainingError, UsageError, naming, started
 from attngraft.hosts import forget
+from attngraft.models.schemes import sized_for
 from attngraft.models.trust import from_folder
 from attngraft.opening import open_regular
 from attngraft.results.measured import MeanScore
@@ -426,7 +427,7 @@ def trained_model(record: RunRecord, weights: Weights) -> nn.Module:
         FolderError: the run has no such weights.
         TrainingError: they are damaged, or not finite.
     """
-    with naming(record.folder):
+    with naming(record.folder), sized_for(weights_file(record.folder, weights)):
         model = build_model(record.recipe, record.model_args, load_weights=False, facts=record.facts)
     record.check(weights_file(record.folder, weights))
     _fill(model, RunFolder(record.folder), weights)

@@ -19,6 +19,7 @@ from attngraft.downloads import received
 from attngraft.errors import ConfigError, HostError, TrainingError, UsageError
 from attngraft.files import user_path
 from attngraft.grafting.spec import parse
+from attngraft.models.schemes import sized_for
 from attngraft.models.weights import read_weights
 from attngraft.saved.folder import load
 from attngraft.saved.manifest import MANIFEST, read_manifest
@@ -238,7 +239,8 @@ def _trained(path: Path) -> _Source:
             "weights file (a copy of its checkpoints/best.safetensors, with name and args of its host)"
         )
     weights = run.best() if path.is_dir() else path
-    model = build_model(record.recipe, record.model_args, load_weights=False, facts=record.facts)
+    with sized_for(weights):
+        model = build_model(record.recipe, record.model_args, load_weights=False, facts=record.facts)
     facts = load_weights(weights, model)
     return _Source(
         model=model,
