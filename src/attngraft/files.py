@@ -135,7 +135,8 @@ def share(path: Path, at: Path) -> None:
         os.link(path, temporary)
         os.replace(temporary, at)
     except OSError:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
         write_atomically(at, path.read_bytes())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attngraft.errors import ExportError
-from attngraft.export.onnx import write_onnx
+from attngraft.export.onnx import open_onnx, write_onnx
 from attngraft.export.torch_export import export_program
 from attngraft.targets.run import open_run
 from tests.export.runs import make_run
@@ -66,3 +67,26 @@ def test_of_a_long_message_one_line_is_told(
     monkeypatch.setattr(torch.onnx, "export", fails)
     with pytest.raises(ExportError, match=rf"cannot be converted to ONNX \({expected}\);"):
         write_onnx(export_program(model, manifest), model, manifest, tmp_path)
+
+
+def graph(kind: str) -> Any:
+    """A model with a loop, or with a tensor of 10^9 numbers that is made of a constant."""
+    onnx = pytest.importorskip("onnx", reason="needs the extra export")
+    helper, floats, integers = onnx.helper, onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
+    body = helper.make_graph([], "body", [], [])
+    shape = [helper.make_tensor("shape", integers, [2], [10**5, 10**4])]
+    large = [helper.make_node("ConstantOfShape", ["shape"], ["large"]), helper.make_node("Size", ["large"], ["out"])]
+    nodes = [helper.make_node("Loop", ["steps"], ["out"], body=body)] if kind == "loop" else large
+    out = helper.make_tensor_value_info("out", integers, [])
+    inputs = [helper.make_tensor_value_info("image", floats, ["batch", 3, 8, 8])]
+    return helper.make_model(helper.make_graph(nodes, "graph", inputs, [out], initializer=shape))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [("loop", "the operator 'Loop', which may run forever"), ("size", "'large' has 1,000,000,000 numbers")],
+)
+def test_programs_without_bounds_are_refused(tmp_path: Path, kind: str, message: str) -> None:
+    (tmp_path / "a.onnx").write_bytes(graph(kind).SerializeToString())
+    with pytest.raises(ExportError, match=message):
+        open_onnx(tmp_path / "a.onnx")

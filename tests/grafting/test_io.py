@@ -185,6 +185,10 @@ def test_damaged_files_are_refused(file: Path, damage, message: str) -> None:
             "contains the graft 'horizontal' at blocks.0.attn twice",
         ),
         (
+            lambda m: m["entries"].extend({**m["entries"][0], "instance": f"x{number}"} for number in range(100)),
+            "blocks.0.attn has more than 100 grafts",
+        ),
+        (
             lambda m: m["entries"][0].update(stage="tokens"),
             "horizontal .* at blocks.0.attn does not use the hook point 'tokens'",
         ),

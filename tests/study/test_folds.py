@@ -163,6 +163,7 @@ def test_the_file_keeps_the_folds(tmp_path: Path) -> None:
     ("changes", "error", "reason"),
     [
         ({"folds": 1}, UsageError, r"folds: must be at least 2, got 1"),
+        ({"folds": 10**9}, UsageError, r"folds: must be at most 10,000, got"),
         ({"folds": 11}, DataError, r"11 folds need at least 11 images of each class, which 'dog' \(10\) does not have"),
         ({"halving": 2, "epochs": 4}, UsageError, "--halving compares runs on one split"),
         ({"suites": ["clean"]}, UsageError, "--suite evaluates runs on one split"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from attngraft.errors import StorageError
+from attngraft.errors import FolderError, StorageError
 from attngraft.training.journal import Journal
 from attngraft.training.run_folder import RunFolder
 
@@ -62,3 +62,14 @@ def test_an_event_that_cannot_be_written_is_said(tmp_path: Path) -> None:
         path.mkdir()
     with pytest.raises(StorageError, match=r"tfevents\..*: cannot be written: Is a directory"):
         journal.add(ROWS[0])
+
+
+def test_events_are_not_written_through_a_link(tmp_path: Path) -> None:
+    run, elsewhere = RunFolder(tmp_path / "run"), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "events.out.tfevents.1.theirs").write_bytes(b"theirs")
+    run.path.mkdir()
+    run.tensorboard.symlink_to(elsewhere)
+    with pytest.raises(FolderError, match=r"tensorboard: is a link, through which nothing is written; delete it"):
+        Journal(run, [])
+    assert [path.read_bytes() for path in elsewhere.iterdir()] == [b"theirs"]

@@ -19,7 +19,7 @@ def features(
     host_arg: Annotated[list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help=HOST_ARG)] = None,
     pretrained: Annotated[bool, typer.Option("--pretrained", help=PRETRAINED)] = False,
     weights: Annotated[Path | None, typer.Option("--weights", help=START, metavar="FILE")] = None,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Batch size.")] = 32,
+    batch: Annotated[int, typer.Option("--batch", min=1, max=2**40, help="Batch size.")] = 32,
     device: Annotated[str | None, typer.Option("--device", help=DEVICE, metavar="NAME")] = None,
 ) -> None:
     """Compute the features of images that captioning trains on: the grid of a host, one row per position.

@@ -80,7 +80,7 @@ def predict(
             "--top", min=1, help="Number of classes per input. Default: 1; all if an input can have several labels."
         ),
     ] = None,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Batch size.")] = 32,
+    batch: Annotated[int, typer.Option("--batch", min=1, max=2**40, help="Batch size.")] = 32,
     checkpoint: Annotated[Weights, typer.Option("--checkpoint", help="Weights to use, if MODEL is a run.")] = "last",
     trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST_CODE)] = False,
     allow_download: Annotated[

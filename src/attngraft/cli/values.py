@@ -188,7 +188,7 @@ def find_files(arguments: Sequence[str], extensions: Sequence[str]) -> list[str]
         if os.path.isdir(argument):
             names = (os.path.join(top, name) for top, _, files in os.walk(argument) for name in files)
         elif glob.has_magic(argument) and not os.path.lexists(argument):
-            names = (name for name in glob.glob(argument, recursive=True) if os.path.isfile(name))
+            names = (name for name in _matching(argument) if os.path.isfile(name))
         else:
             found.append(argument)
             continue
@@ -258,6 +258,22 @@ def _lines(stdin: IO[bytes] | None) -> list[str]:
     return [line for line in lines if line.strip()]
 
 
+def _matching(pattern: str) -> Iterator[str]:
+    """Yield the paths that match `pattern`; `**`, once, is any number of folders, but not those behind links."""
+    parts = pattern.split("/")
+    if "**" not in parts:
+        yield from glob.iglob(pattern)
+        return
+    at = parts.index("**")
+    if "**" in parts[at + 1 :]:
+        raise UsageError(f"{quoted(pattern)}: ** is supported once in a pattern; remove the others")
+    before, after = "/".join(parts[:at]), "/".join(parts[at + 1 :]) or "*"
+    for top in glob.iglob(f"{before}/") if before or pattern.startswith("/") else [""]:
+        for folder, inner, _ in os.walk(top or "."):
+            inner[:] = [name for name in inner if not name.startswith(".")]
+            yield from (os.path.normpath(os.path.join(folder, name)) for name in glob.iglob(after, root_dir=folder))
+
+
 def _expand(argument: str, stdin: IO[bytes] | None) -> list[str]:
     from attngraft.tasks.images.sources.folder import list_folder
     from attngraft.tasks.images.sources.listing import is_image, natural
@@ -281,7 +297,7 @@ def _expand(argument: str, stdin: IO[bytes] | None) -> list[str]:
             raise UsageError(f"{argument}: no images in this folder or below it")
         return [str(path / name) for name in below]
     if glob.has_magic(argument) and not os.path.lexists(argument):
-        matches = sorted(glob.glob(argument, recursive=True), key=natural)
+        matches = sorted(_matching(argument), key=natural)
         files = [name for name in matches if os.path.isfile(name) and is_image(name.replace(os.sep, "/"))]
         if not files:
             raise UsageError(f"{argument}: no image matches this pattern")

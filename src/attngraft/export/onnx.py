@@ -2,6 +2,7 @@
 
 import importlib.util
 import logging
+import math
 import re
 import warnings
 from collections.abc import Iterator
@@ -17,11 +18,14 @@ from attngraft.export.check import Forward, check_outputs, example_inputs
 from attngraft.export.torch_export import EXAMPLE
 from attngraft.opening import check_regular
 from attngraft.saved.manifest import Check, Manifest, manifest_text
+from attngraft.suggest import quoted
 
 FILE = "model.onnx"
 QUANTIZED = "model.int8.onnx"
 TOLERANCE = 1e-4
 QUANTIZING = 0.5  #: largest accepted difference of outputs with quantized weights; a larger one indicates a bug
+_MOST_NUMBERS = 2**28  #: in a tensor of an ONNX file, without the batch
+_SHAPES = 2**16  #: largest number of bytes of constants that may be shapes
 ENTRY = "attngraft"  #: name of the metadata entry with the manifest
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
@@ -115,7 +119,7 @@ def open_onnx(path: Path) -> tuple[Forward, str | None]:
         UsageError: onnxruntime is not installed.
         ExportError: onnxruntime cannot read the file.
     """
-    require_packages("onnxruntime")
+    require_packages("onnx", "onnxruntime")
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -123,6 +127,7 @@ def open_onnx(path: Path) -> tuple[Forward, str | None]:
     options.log_severity_level = 3  # errors only
     try:
         check_regular(path)
+        _refuse_unbounded(path)
         session: Any = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises a separate class per status code
         raise ExportError(f"{path}: onnxruntime cannot read it ({_reason(error)}); export the model again") from None
@@ -132,6 +137,29 @@ def open_onnx(path: Path) -> tuple[Forward, str | None]:
         return torch.from_numpy(session.run(None, {name: images.contiguous().numpy()})[0])
 
     return forward, session.get_modelmeta().custom_metadata_map.get(ENTRY)
+
+
+def _refuse_unbounded(path: Path) -> None:
+    """Check that a file has no loops, and no tensors of a fixed size that would fill the memory.
+
+    Raises:
+        ValueError: it has.
+    """
+    import onnx
+
+    model = onnx.load(path, load_external_data=False)
+    graph = model.graph
+    nodes = [*graph.node, *(node for function in model.functions for node in function.node)]
+    for node in nodes:
+        if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
+            raise ValueError(f"it has the operator {quoted(node.op_type)}, which may run forever")
+    for weight in graph.initializer:
+        if len(weight.raw_data) > _SHAPES:
+            weight.ClearField("raw_data")
+    for value in onnx.shape_inference.infer_shapes(model, data_prop=True).graph.value_info:
+        size = math.prod(max(side.dim_value, 1) for side in value.type.tensor_type.shape.dim)
+        if size > _MOST_NUMBERS:
+            raise ValueError(f"the tensor {quoted(value.name)} has {size:,} numbers")
 
 
 def _reason(error: Exception) -> str:

@@ -36,7 +36,7 @@ from attngraft.grafting.cost import describe, space_site
 from attngraft.grafting.guard import exclusive, refuse_live_wrapper, surgery
 from attngraft.grafting.placement import Placement, build, conflict_at, repeated_grafts
 from attngraft.grafting.report import GraftReport
-from attngraft.grafting.spec import GraftSpec, Term, build_options, parse
+from attngraft.grafting.spec import MAX_TERMS, GraftSpec, Term, build_options, parse
 from attngraft.grafting.where import Where
 from attngraft.hosts import Host, check_module, find_host
 from attngraft.mechanisms.registry import graft_types
@@ -265,8 +265,13 @@ def load_grafts(model: nn.Module, path: str | os.PathLike[str], *, check_fingerp
         host = find_host(model)
         _check_host(file, manifest, host, check_fingerprint)
         placements: list[Placement] = []
+        at: dict[str, list[Placement]] = {}
         for entry in manifest.entries:
-            placements.append(_placement(file, host, entry, placements))
+            earlier = at.setdefault(entry.site, [])
+            if len(earlier) == MAX_TERMS:
+                raise GraftFileError(f"{file}: {entry.site} has more than {MAX_TERMS} grafts; save the grafts again")
+            earlier.append(_placement(file, host, entry, earlier))
+            placements.append(earlier[-1])
         report, repeated = describe(host, placements, parse(_spec(manifest.entries))), repeated_grafts(host, placements)
         included = _included(file, host, manifest, placements)
         _check_tensors(file, host, placements, included, tensors)
@@ -350,8 +355,8 @@ def _check_host(file: Path, manifest: GraftManifest, host: Host, check_fingerpri
         )
 
 
-def _placement(file: Path, host: Host, entry: StoredGraft, placements: list[Placement]) -> Placement:
-    """Return the placement of one entry, checked against the host and the earlier placements."""
+def _placement(file: Path, host: Host, entry: StoredGraft, earlier: list[Placement]) -> Placement:
+    """Return the placement of one entry, checked against the host and the earlier placements at its site."""
     name, hook_point, instance = entry.graft, cast(HookPoint, entry.stage), entry.instance
     graft_type = graft_types().get(name)
     if graft_type is None:
@@ -379,9 +384,9 @@ def _placement(file: Path, host: Host, entry: StoredGraft, placements: list[Plac
     refusal = graft_type.refusal(site.geometry, hook_point, options)
     if refusal:
         raise GraftFileError(f"{file}: {name} cannot be grafted at {site.path}: {refusal}")
-    if any(instance == other.instance and site.targets[hook_point] == other.target for other in placements):
+    if any(instance == other.instance and site.targets[hook_point] == other.target for other in earlier):
         raise GraftFileError(f"{file} contains the graft {instance!r} at {site.path} twice; save the grafts again")
-    if conflict := conflict_at(host, site, hook_point, placements):
+    if conflict := conflict_at(host, site, hook_point, earlier):
         raise GraftFileError(f"{file}: {conflict}")
     if instance in getattr(host.module(site.targets[hook_point]), "grafts", {}):
         raise GraftFileError(

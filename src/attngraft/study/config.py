@@ -361,6 +361,8 @@ def _check_folds(file: _StudyFile, source: str) -> None:
         return
     if file.folds < 2:
         raise UsageError(f"{source}.folds: must be at least 2, got {file.folds}; omit it to train on one split")
+    if file.folds > _MAX_SEEDS:
+        raise UsageError(f"{source}.folds: must be at most {_MAX_SEEDS:,}, got {file.folds}; give fewer")
     if file.halving not in (None, "off"):
         raise UsageError("--halving compares runs on one split; remove it, or omit --folds")
     if file.until == "decided":

@@ -18,6 +18,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from attngraft.errors import FolderError
 from attngraft.files import open_in_place, write_atomically, writing
 from attngraft.opening import open_regular
 from attngraft.tasks.task import Evaluation
@@ -38,6 +39,8 @@ class Journal:
     def __init__(self, run: RunFolder, rows: list[Metrics]) -> None:
         self._run, self._rows = run, list(rows)
         run.write_metrics(self._rows)
+        if run.tensorboard.is_symlink():
+            raise FolderError(f"{run.tensorboard}: is a link, through which nothing is written; delete it")
         before = sorted(run.tensorboard.glob("events.out.tfevents.*"))
         numbers = [int(match[1]) for path in before if (match := re.search(r"tfevents\.(\d+)\.attngraft$", path.name))]
         self._events = run.tensorboard / f"events.out.tfevents.{max(numbers, default=0) + 1:010d}.attngraft"

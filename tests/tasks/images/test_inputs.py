@@ -23,6 +23,23 @@ def test_crops_out_of_range_are_refused(crop_pct: float) -> None:
         HostInput.from_model({"crop_pct": crop_pct})
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"input_size": (3, 10**6, 10**6)},
+        {"input_size": (3, float("nan"), 8)},
+        {"input_size": (3, 8)},
+        {"mean": ["a"]},
+        {"mean": 0.5},
+        {"std": [0.0, 1.0, 1.0]},
+        {"std": []},
+    ],
+)
+def test_numbers_that_no_input_has_are_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"host: (input_size|mean) .*correct"):
+        HostInput.from_model(config)
+
+
 def batch(images: Tensor) -> dict[str, Tensor]:
     return {"image": images, "target": torch.arange(len(images))}
 

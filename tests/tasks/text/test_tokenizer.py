@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -57,3 +58,11 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text("{")
     with pytest.raises(DataError, match=r"tokenizer\.json: cannot be read as a tokenizer"):
         read_tokenizer(tmp_path / FILE)
+
+
+def test_a_panic_of_the_package_is_an_error_of_the_tokenizer(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    made = json.loads(train_tokenizer(TEXTS, vocab_size=40, pad=0, max_length=9).text)
+    endless = {"type": "Replace", "pattern": {"Regex": "(a|a|aa)+$"}, "content": ""}
+    (tmp_path / FILE).write_text(json.dumps(made | {"normalizer": endless}))
+    with pytest.raises(DataError, match="the tokenizer cannot encode a text .*restore the tokenizer"):
+        read_tokenizer(tmp_path / FILE).encode([f"{'a' * 60}!"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,6 +20,7 @@ from attngraft.tasks.task import Batch
 Example = tuple[Tensor, Any]  #: image, and its label: a class index, or a 0/1 row with one entry per class
 
 _SMALLEST_CROP, _LARGEST_CROP = 0.01, 10.0
+_LARGEST_SIDE = 4096
 _CROP_MODES = ("center", "squash", "border")  #: of timm
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # timm's default mean and std
 
@@ -55,7 +57,13 @@ class HostInput:
                 f"host: takes {kind}, but this task requires images; use an image model, such as vit_tiny_patch16_224 or "
                 f"torchvision:vit_b_16{other}"
             )
-        channels, height, width = (int(number) for number in config.get("input_size", (3, 224, 224)))
+        size = config.get("input_size", (3, 224, 224))
+        if not _are_numbers(size) or len(size) != 3 or not 1 <= min(size) <= max(size) <= _LARGEST_SIDE:
+            raise ConfigError(
+                f"host: input_size must be channels, height and width, of at most {_LARGEST_SIDE:,}, not {quoted(size)}; "
+                "correct it"
+            )
+        channels, height, width = map(int, size)
         if channels not in (1, 3):
             raise ConfigError(
                 f"host: has {channels} input channels, but images have 1 (gray) or 3 (RGB); use --host-arg in_chans=3"
@@ -68,12 +76,17 @@ class HostInput:
             )
         if crop_mode not in _CROP_MODES:
             raise ConfigError(f"host: crop_mode must be {', '.join(_CROP_MODES)}, not {quoted(crop_mode)}; correct it")
+        mean, std = config.get("mean", _IMAGENET[0]), config.get("std", _IMAGENET[1])
+        if not _are_numbers(mean) or not _are_numbers(std) or min(std) <= 0:
+            raise ConfigError(
+                f"host: mean {quoted(mean)} and std {quoted(std)} must be numbers, of which std are positive; correct them"
+            )
         return cls(
             channels=channels,
             height=height,
             width=width,
-            mean=_per_channel(config.get("mean", _IMAGENET[0]), channels),
-            std=_per_channel(config.get("std", _IMAGENET[1]), channels),
+            mean=_per_channel(mean, channels),
+            std=_per_channel(std, channels),
             interpolation=config.get("interpolation", "bicubic"),
             crop_pct=crop_pct,
             crop_mode=crop_mode,
@@ -154,6 +167,14 @@ def image_to_tensor(image: Image.Image) -> Tensor:
 def _on_device(values: tuple[float, ...], device: torch.device) -> Tensor:
     """Return `values` as (C, 1, 1); cached, because a copy to the device would synchronize."""
     return torch.tensor(values, device=device).view(-1, 1, 1)
+
+
+def _are_numbers(values: Any) -> bool:
+    return (
+        isinstance(values, list | tuple)
+        and len(values) > 0
+        and all(isinstance(each, int | float) and math.isfinite(each) for each in values)
+    )
 
 
 def _per_channel(values: Any, channels: int) -> tuple[float, ...]:

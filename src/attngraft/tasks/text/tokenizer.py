@@ -2,7 +2,8 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from attngraft.downloads import without_hub
 from attngraft.errors import ConfigError, DataError
 from attngraft.files import write_atomically
 from attngraft.opening import check_folder, read_text
+from attngraft.suggest import quoted
 
 FILE = "tokenizer.json"  #: in the format of the `tokenizers` package, with padding and truncation
 
@@ -41,7 +43,8 @@ class Tokenizer:
 
     def encode(self, texts: Sequence[str]) -> tuple[list[np.ndarray], int]:
         """Return the ids of each text, with special tokens, and the number of texts that were cut."""
-        found = self._tokenizer.encode_batch(list(texts))
+        with encoding():
+            found = self._tokenizer.encode_batch(list(texts))
         return [np.array(each.ids, dtype=np.int64) for each in found], sum(bool(each.overflowing) for each in found)
 
     def tokens(self, ids: Sequence[int] | np.ndarray) -> tuple[str, ...]:
@@ -66,6 +69,17 @@ class Tokenizer:
             StorageError: the file cannot be written.
         """
         write_atomically(path, self.text)
+
+
+@contextmanager
+def encoding() -> Iterator[None]:
+    """Turn errors of a tokenizer on a text into a DataError, also the panics of its Rust code, which are no `Exception`."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise DataError(f"the tokenizer cannot encode a text ({quoted(error)}); restore the tokenizer") from None
+        raise
 
 
 def pad(ids: Sequence[np.ndarray], *, value: int) -> dict[str, Tensor]:

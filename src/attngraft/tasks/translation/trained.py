@@ -16,7 +16,7 @@ import numpy as np
 
 from attngraft.errors import ConfigError
 from attngraft.files import write_atomically
-from attngraft.tasks.text.tokenizer import FILE
+from attngraft.tasks.text.tokenizer import FILE, encoding
 from attngraft.tasks.translation.source import Pairs
 
 SETTINGS = "translation.json"  #: the tokenizer's `TokenIds`, beside its own files
@@ -133,7 +133,8 @@ class TrainedTokenizer(PairTokenizer):
         return [np.array([*ids, self.end], dtype=np.int32) for ids in self._encode(texts)]
 
     def _encode(self, texts: Sequence[str]) -> Iterable[list[int]]:
-        return (each.ids for each in self._inner.encode_batch(list(texts), add_special_tokens=False))
+        with encoding():
+            return [each.ids for each in self._inner.encode_batch(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int]) -> str:
         text: str = self._inner.decode([int(i) for i in ids if int(i) not in self._special])

@@ -167,6 +167,10 @@ def test_a_file_of_folds(tmp_path: Path) -> None:
     assert "split by folds.csv into 3 folds" in again.source.origin
     with pytest.raises(DataError, match=r"folds\.csv: line \d+: expected a name and a fold from 0 to 1, found .*,2"):
         opened(data, 1, folds=2, split_file=str(path))
+    twice = tmp_path / "twice.csv"
+    twice.write_text(path.read_text() + path.read_text().splitlines()[1] + "\n")
+    with pytest.raises(DataError, match=r"twice\.csv: line 14: .* is listed twice; remove a line"):
+        opened(data, 1, split_file=str(twice))
     with pytest.raises(DataError, match="assigns no image to fold 3 of 4"):
         opened(data, 1, folds=4, split_file=str(path))
     single = open_images(DataConfig(source=str(data)), saved_split=None).random_split

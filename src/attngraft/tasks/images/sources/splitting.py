@@ -14,7 +14,7 @@ import numpy as np
 from attngraft.errors import DataError
 from attngraft.files import csv_cell, user_path, write_atomically
 from attngraft.opening import open_regular, read_data
-from attngraft.suggest import shortened
+from attngraft.suggest import quoted, shortened
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import Images, ImageSource
 from attngraft.tasks.images.sources.folds import draw_folds
@@ -318,9 +318,13 @@ def _rows(path: Path, parts: Sequence[str]) -> Iterator[tuple[str, str]]:
     rows = csv.reader(io.StringIO(text, newline=""))
     if next(rows, None) != HEADER:
         raise DataError(f"{path}: not a split file; its first line must be {','.join(HEADER)}")
+    before: set[str] = set()
     for row in rows:
         if not row:
             continue
+        if row[0] in before:
+            raise DataError(f"{path}: line {rows.line_num}: {quoted(row[0])} is listed twice; remove a line")
+        before.add(row[0])
         if len(row) != 2 or row[1] not in parts:
             raise DataError(f"{path}: line {rows.line_num}: expected a name and {wanted}, found {','.join(row)[:80]}")
         yield row[0], row[1]
