@@ -25,6 +25,14 @@ def test_regular_files_and_links_are_read(tmp_path: Path) -> None:
     assert read_json(tmp_path / "a.json") == read_json(tmp_path / "link") == {"a": 1}
 
 
+def test_files_of_holes_are_refused(tmp_path: Path) -> None:
+    with (tmp_path / "a.npy").open("wb") as file:
+        file.write(b"start")
+        file.truncate(2**30)
+    with pytest.raises(UnsuitableFile, match=r"^has 1\.1 GB, almost all of them holes$"):
+        open_regular(tmp_path / "a.npy")
+
+
 def test_other_files_are_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with socket.socket(socket.AF_UNIX) as listening:

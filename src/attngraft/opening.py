@@ -92,7 +92,7 @@ def open_regular(path: Path | str, *, limit: int | None = None) -> io.BufferedRe
         limit: largest size in bytes.
 
     Raises:
-        UnsuitableFile: a FIFO, socket or device, or a larger file.
+        UnsuitableFile: a FIFO, socket or device, a larger file, or one with far fewer bytes on the disk than its size.
         OSError: the file cannot be opened.
     """
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -104,10 +104,14 @@ def open_regular(path: Path | str, *, limit: int | None = None) -> io.BufferedRe
     file: io.BufferedReader = io.BufferedReader(_File(os.open(path, flags), path))
     found = os.fstat(file.fileno())
     kind = _KINDS.get(stat.S_IFMT(found.st_mode))
+    stored = 512 * getattr(found, "st_blocks", 0)  # 0 where the file system does not report it
     if kind is not None or (limit is not None and found.st_size > limit):
         file.close()
         reason = f"has {shown_size(found.st_size)}, more than {shown_size(limit or 0)}"
         raise UnsuitableFile(path, reason if kind is None else f"is {kind}, not a regular file")
+    if stored and found.st_size > unpacked_limit(stored):
+        file.close()
+        raise UnsuitableFile(path, f"has {shown_size(found.st_size)}, almost all of them holes")
     return file
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from attngraft import image_files
 from attngraft.tasks.images.sources import decoding, in_mode
-from attngraft.tasks.images.sources.decoding import HUGE, UnreadableImage, decode, read_size
+from attngraft.tasks.images.sources.decoding import HUGE, UnreadableImage, decode, decode_values, read_size
 from tests.tasks.images.datasets import load, make_folder, picture
 
 RED, BLUE = (220, 30, 40), (30, 40, 220)
@@ -161,6 +161,29 @@ def test_deep_colors_keep_their_upper_bits(tmp_path: Path) -> None:
     )
     (tmp_path / "x.png").write_bytes(data)
     assert np.array_equal(seen(tmp_path / "x.png"), (values >> 8).astype(np.uint8))
+
+
+@pytest.mark.parametrize(("bits", "suffix"), [(2, "png"), (4, "png"), (4, "tif")])
+def test_labels_of_2_and_4_bits_are_not_scaled(tmp_path: Path, bits: int, suffix: str) -> None:
+    values = np.arange(8, dtype=np.uint8).reshape(2, 4) % 2**bits
+    pixels = [int("".join(f"{value:0{bits}b}" for value in row), 2).to_bytes(bits // 2, "big") for row in values]
+    if suffix == "png":
+        rows = zlib.compress(b"".join(b"\0" + row for row in pixels))
+        header = struct.pack(">IIBBBBB", 4, 2, bits, 0, 0, 0, 0)
+        chunks = [(b"IHDR", header), (b"IDAT", rows), (b"IEND", b"")]
+        data = b"\x89PNG\r\n\x1a\n" + b"".join(
+            struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+            for name, body in chunks
+        )
+    else:
+        tags = {256: 4, 257: 2, 258: bits, 259: 1, 262: 1, 273: 8, 277: 1, 278: 2, 279: len(b"".join(pixels))}
+        entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+        data = b"II*\0" + struct.pack("<I", 16) + b"".join(pixels).ljust(8, b"\0")
+        data += struct.pack("<H", len(tags)) + entries + bytes(4)
+    (tmp_path / "x").write_bytes(data)
+    with (tmp_path / "x").open("rb") as file:
+        assert np.array_equal(np.asarray(decode_values(file, where="x")), values)
+    assert seen(tmp_path / "x", "L").max() == values.max() * {2: 85, 4: 17}[bits]
 
 
 def test_a_huge_jpeg_is_reduced_while_it_is_decoded(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ HUGE = 2**25  #: JPEGs with more pixels are decoded at a reduced size
 
 _ORIENTATION = 0x0112  # EXIF
 _QUARTER_TURNS = (5, 6, 7, 8)
+_SCALES = {"L;2": 85, "L;4": 17}  #: by which Pillow multiplies pixels of 2 and 4 bits
 _DEEPEST = 2**16 - 1  # largest integer of a pixel
 _STRIP = 2**22  # pixels that are converted at once
 
@@ -52,7 +53,7 @@ def decode(stream: IO[bytes], *, where: str) -> Image.Image:
             integers outside of 16 bits; the message contains `where`.
         DataAccessError: the system cannot read the file.
     """
-    image = decode_values(stream, where=where)
+    image = _decoded(stream, where=where, values=False)
     low, high = image.getextrema() if image.mode == "I" else (0, 0)
     if not 0 <= low <= high <= _DEEPEST:  # type: ignore[operator]
         reason = f"pixels from {low} to {high}, outside of 0 to {_DEEPEST}; save it with 8 or 16 bits"
@@ -61,11 +62,23 @@ def decode(stream: IO[bytes], *, where: str) -> Image.Image:
 
 
 def decode_values(stream: IO[bytes], *, where: str) -> Image.Image:
-    """Decode a file as `decode` does, also with integers outside of 16 bits, as in masks."""
+    """Decode a mask: as `decode`, also with integers outside of 16 bits, and not scaled if it has 2 or 4 bits per pixel.
+
+    Raises:
+        UnreadableImage, DataAccessError: as in `decode`.
+    """
+    return _decoded(stream, where=where, values=True)
+
+
+def _decoded(stream: IO[bytes], *, where: str, values: bool) -> Image.Image:
     with _explained(where):
         image = _opened(stream)
+        stored = image.tile[0].args if image.tile else None
+        scale = _SCALES.get(str(stored[0] if isinstance(stored, tuple) and stored else stored))
         image.load()
         check_header(image)
+        if values and scale is not None:
+            image = image.point([pixel // scale for pixel in range(256)])
         return _upright(image)
 
 
