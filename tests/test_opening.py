@@ -3,6 +3,7 @@
 import os
 import re
 import socket
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from attngraft.opening import (
     UnsuitableFile,
     check_regular,
     open_regular,
+    open_zip,
     parse_json,
     read_json,
     read_mapping,
@@ -103,3 +105,17 @@ def test_half_of_a_character_is_refused_but_not_an_odd_byte_of_a_name() -> None:
     with pytest.raises(ValueError, match="surrogates not allowed"):
         parse_json(r'{"a": ["\ud800"]}')
     assert parse_json(r'["\ud83d\ude00", "\udcff"]') == ["\N{GRINNING FACE}", "\udcff"]
+
+
+def test_two_members_of_one_name_are_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("x.npy", "1")
+        with pytest.warns(UserWarning, match="Duplicate name"):
+            archive.writestr("x.npy", "2")
+    with pytest.raises(UnsuitableFile, match="^has two members of the same name$"):
+        open_zip(tmp_path / "a.npz")
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfroad\n")
+    assert read_text(tmp_path / "a.txt") == "road\n"

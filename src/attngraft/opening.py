@@ -161,10 +161,11 @@ def check_unpacked(path: Path | str, unpacked: int, packed: int) -> None:
 
 
 def check_zip(file: IO[bytes], path: Path | str) -> None:
-    """Check number and sizes of the members of an open zip; other files pass.
+    """Check the members of an open zip; other files pass.
 
     Raises:
-        UnsuitableFile: its list of members is damaged, it has too many, or they unpack to too much, or not with deflate.
+        UnsuitableFile: its list of members is damaged, it has too many, two have the same name, or they unpack to too much,
+            or not with deflate.
     """
     end = zipfile._EndRecData(file)  # type: ignore[attr-defined]
     if end is None:
@@ -178,6 +179,8 @@ def check_zip(file: IO[bytes], path: Path | str) -> None:
         members = archive.infolist()
     if len(members) != end[4]:  # a wrong length in the list hides the members behind it
         raise UnsuitableFile(path, f"is damaged: it has {end[4]:,} members, but lists {len(members):,}")
+    if len({member.filename for member in members}) < len(members):
+        raise UnsuitableFile(path, "has two members of the same name")
     if any(member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for member in members):
         raise UnsuitableFile(path, "is compressed with another method than deflate")
     check_unpacked(path, sum(member.file_size for member in members), file.seek(0, os.SEEK_END))
@@ -313,7 +316,7 @@ def read_text(path: Path | str, *, limit: int = TEXT_LIMIT) -> str:
         OSError, UnicodeDecodeError: see `open_regular`.
     """
     with open_regular(path, limit=limit) as file:
-        return file.read().decode("utf-8")
+        return file.read().decode("utf-8-sig")
 
 
 def read_json(path: Path | str, *, limit: int = TEXT_LIMIT) -> Any:
@@ -334,15 +337,18 @@ def parse_json(text: str | bytes, *, errors: str = "surrogateescape") -> Any:
         errors: handler of halves of characters; by default, those that stand for bytes in names of files are allowed.
 
     Raises:
-        ValueError: `text` is not JSON or nested too deeply; a UnicodeEncodeError for half of a character.
+        ValueError: `text` is not JSON or nested too deeply, or an object has a key twice; a UnicodeEncodeError for half of
+            a character.
     """
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8")
-        value = json.loads(text.removeprefix("\ufeff"))
+        value = json.loads(text.removeprefix("\ufeff"), object_pairs_hook=_object)
     except RecursionError:
         raise ValueError("nested too deeply") from None
     except (json.JSONDecodeError, UnicodeDecodeError):
+        raise
+    except _RepeatedKey:
         raise
     except ValueError:  # of `int`
         raise ValueError("an integer has thousands of digits") from None
@@ -351,6 +357,18 @@ def parse_json(text: str | bytes, *, errors: str = "surrogateescape") -> Any:
     if _SURROGATE.search(text):
         json.dumps(value, ensure_ascii=False).encode("utf-8", errors)
     return value
+
+
+class _RepeatedKey(ValueError):
+    pass
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _RepeatedKey(f"the key {quoted(next(key for key in keys if keys.count(key) > 1))} occurs twice")
+    return found
 
 
 def _check_depth(value: Any) -> None:

@@ -131,6 +131,7 @@ def test_coco_instances(tmp_path: Path, form: str) -> None:
         ([float("nan")] * 6, None, "finite numbers"),
         ([0, 0, 1, 1, 2, 2, 3], None, "finite numbers"),
         ([[0, 0], [1, 1], [2, 2]], None, "finite numbers"),
+        ([0, 0, 1, 1], None, "a polygon has 2 points, but needs 3"),
         ([0, 0, 2e6, 1, 2, 2], None, r"far outside of the image, at 2e\+06"),
         ([0, 0, 1, 1, 2, 2], "images", "two images have the same id"),
         ([0, 0, 1, 1, 2, 2], "categories", "two categories have the same id"),
@@ -211,6 +212,12 @@ def test_coco_panoptic(tmp_path: Path) -> None:
     source = opened(tmp_path)
     assert (source.labels.classes, source.labels.colors) == (("person", "rug"), ((1, 2, 3), (4, 5, 6)))
     assert source.train.label(0)[:, 0].tolist() == [IGNORED, 1, 1, 0, 0, 0]
+    twice = json.loads(json.dumps(content))
+    twice["annotations"][0]["segments_info"].append({"id": 261, "category_id": 1})
+    (tmp_path / "annotations/panoptic_train2017.json").write_text(json.dumps(twice))
+    with pytest.raises(DataError, match=r"0\.png has segments without an id of their own; correct them"):
+        opened(tmp_path).train.label(0)
+    (tmp_path / "annotations/panoptic_train2017.json").write_text(json.dumps(content))
     segments[0] = 77
     save(tmp_path / "annotations/panoptic_train2017/0.png", segments)
     with pytest.raises(
@@ -314,6 +321,8 @@ def spoil(folder: Path, what: str) -> None:
             (folder / "classes.txt").write_text("a\nb\nb\n")
         case "digits":
             (folder / "classes.txt").write_text(f"a\n{'1' * 5000} b\nc\n")
+        case "minus":
+            (folder / "classes.txt").write_text("a\n-1 b\nc\n")
         case "control":
             (folder / "classes.txt").write_text("a\nb\x1b\nc\n")
         case "ignored":
@@ -339,7 +348,8 @@ def spoil(folder: Path, what: str) -> None:
         ("none", r"no folders images and masks there \(found: images, other\).*--task classification"),
         ("classes", r"classes\.txt, line 3: 'b' repeats a label or a name"),
         ("broken", r"1\.png: cannot be read as a mask"),
-        ("digits", r"the class '1{70,}\.\.\. has 5,002 characters; shorten its name"),
+        ("digits", r"classes\.txt, line 2: '1+.* is not `name`, `label name` or `name r g b`"),
+        ("minus", r"classes\.txt, line 2: '-1 b' is not `name`, `label name` or `name r g b`"),
         ("control", r"the class 'b\\x1b' contains a control character; rename it"),
         ("ignored", r"\.png and \d more masks: all pixels are ignored; correct the masks"),
     ],

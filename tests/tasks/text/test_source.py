@@ -154,6 +154,11 @@ def test_data_check_reports_texts(tmp_path: Path, capsys: pytest.CaptureFixture[
         ('{"text": ' + "[" * 5000, "line 3: not JSON"),
         ('{"text": "x", "label": ' + "1" * 5000 + "}", "line 3: not JSON .an integer has thousands of digits"),
         ('{"text": "x", "label": "a\\r b"}', "'a.r b' contains a control character"),
+        ('{"text": "x", "label": "b", "label": "a"}', "line 3: not JSON .the key 'label' occurs twice"),
+        (
+            json.dumps({"text": "x" * 1_000_001, "label": "a"}),
+            "line 3: column 'text' has more than 1,000,000 characters",
+        ),
         ('{"text": "x", "label": "b "}', None),
         (r'{"text": "whole \ud83d\ude00 and \\ud83d", "label": "a"}', None),
     ],

@@ -67,6 +67,10 @@ def test_all_are_there(tmp_path: Path) -> None:
         DataError, match=r"1 of 3 training images have no label map \(first: .*n02/c\.pt\); maps must be in"
     ):
         maps.check([*NAMES, "train/n02/c.png"])
+    with pytest.raises(
+        DataError, match=r"n02/a\.pt: is the map of two images, train/n02/a\.b\.png and train/n02/a\.jpg"
+    ):
+        maps.check([*NAMES, "train/n02/a.jpg"])
     with pytest.raises(DataError, match=r"task\.token_labels\.maps: .*nowhere is not a folder; unpack"):
         LabelMaps(tmp_path / "nowhere", classes=7).check(NAMES)
 

@@ -24,6 +24,7 @@ from attngraft.tasks.segmentation.masks import VALUES, Color, Labels
 
 UNLABELED = {"void", "unlabeled", "unlabelled", "ignore", "ignored", "unknown"}  #: names of labels that are no classes
 _NUMBER = re.compile(r"[0-9]{1,6}")
+_INTEGER = re.compile(r"-?[0-9]+")
 _ADE20K = "objectInfo150.txt"  #: names of the classes of ADE20K
 
 #: Cityscapes: the 19 evaluated classes by label id, and their colors
@@ -167,10 +168,10 @@ def _read_classes(file: Path) -> list[tuple[int, str, Color | None]]:
         if len(words) > 3 and all(map(_NUMBER.fullmatch, words[-3:])):
             color = (int(words[-3]), int(words[-2]), int(words[-1]))
             words = words[:-3]
-        if len(words) > 1 and _NUMBER.fullmatch(words[0]):
-            label, words = int(words[0]), words[1:]
+        if len(words) > 1 and _INTEGER.fullmatch(words[0]):
+            label, words = int(words[0][:9]), words[1:]
         name = " ".join(words)
-        if not name or label > 255 or (color and max(color) > 255):
+        if not name or not 0 <= label <= 255 or (color and max(color) > 255):
             raise DataError(
                 f"{file}, line {number}: {quoted(line)} is not `name`, `label name` or `name r g b`; correct it"
             )

@@ -62,6 +62,8 @@ class CocoSplit:
         ids = colors.astype(np.int64) @ np.array([1, 256, 65536])
         values, inverse = np.unique(ids, return_inverse=True)
         known = {0: IGNORED} | {segment["id"]: self.numbers[segment["category_id"]] for segment in segments}
+        if len(known) <= len(segments):
+            raise DataError(f"{self.file}: {path} has segments without an id of their own; correct them")
         if unknown := [int(value) for value in values if int(value) not in known]:
             raise DataError(f"{path}: contains the segment {unknown[0]}, which {self.file} does not list; correct one")
         return np.array([known[int(value)] for value in values], dtype=np.uint8)[inverse].reshape(ids.shape)
@@ -172,8 +174,10 @@ def _mask(annotation: Mapping[str, Any], size: tuple[int, int]) -> np.ndarray:
         flat = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
         return flat.reshape(size).T
     picture = Image.new("1", size)
+    if not given:
+        raise ValueError("an object has no mask")
     for polygon in given:
-        polygon_points(polygon)
-        if len(polygon) >= 6:
-            ImageDraw.Draw(picture).polygon([value - 0.5 for value in polygon], fill=1)  # pixel 0 covers 0 to 1
+        if len(points := polygon_points(polygon)) < 3:
+            raise ValueError(f"a polygon has {len(points)} points, but needs 3")
+        ImageDraw.Draw(picture).polygon([value - 0.5 for value in polygon], fill=1)  # pixel 0 covers 0 to 1
     return np.asarray(picture)

@@ -26,6 +26,7 @@ from attngraft.tasks.images.sources.table import (
     read_table,
 )
 from attngraft.tasks.text.config import TextDataConfig
+from attngraft.tasks.text.tokenizer import LONGEST
 
 TEXT_NAMES = (
     *("text", "sentence", "review", "content", "comment", "message", "document", "tweet", "description", "utterance"),
@@ -237,6 +238,8 @@ def text_names(texts: Sequence[str]) -> list[str]:
 
 def _texts(table: LabelTable, column: str) -> list[str]:
     texts = ["" if entry is None else str(entry) for entry in plain_entries(table, column)]
+    if (row := next((row for row, text in enumerate(texts) if len(text) > LONGEST), None)) is not None:
+        raise DataError(f"{table.line(row)}: column {column!r} has more than {LONGEST:,} characters; cut or remove it")
     empty = next((row for row, text in enumerate(texts) if not text.strip()), None)
     if empty is not None:
         raise DataError(f"{table.line(empty)}: column {column!r} is empty; remove the row")

@@ -19,6 +19,7 @@ from attngraft.suggest import quoted
 
 FILE = "tokenizer.json"  #: in the format of the `tokenizers` package, with padding and truncation
 
+LONGEST = 1_000_000  #: characters of a text, each of which takes 400 bytes until its tokens are cut
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -42,7 +43,13 @@ class Tokenizer:
         return hashlib.sha256(self.text.encode()).hexdigest()[:16]
 
     def encode(self, texts: Sequence[str]) -> tuple[list[np.ndarray], int]:
-        """Return the ids of each text, with special tokens, and the number of texts that were cut."""
+        """Return the ids of each text, with special tokens, and the number of texts that were cut.
+
+        Raises:
+            DataError: a text is too long, or the tokenizer fails.
+        """
+        if (longest := max(map(len, texts), default=0)) > LONGEST:
+            raise DataError(f"a text has {longest:,} characters, more than {LONGEST:,}; cut or remove it")
         with encoding():
             found = self._tokenizer.encode_batch(list(texts))
         return [np.array(each.ids, dtype=np.int64) for each in found], sum(bool(each.overflowing) for each in found)

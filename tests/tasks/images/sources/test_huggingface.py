@@ -213,3 +213,25 @@ def test_refused(tmp_path: Path) -> None:
     (tmp_path / "saved" / "data-00000-of-00001.arrow").write_bytes(b"nothing")
     with pytest.raises(DataError, match=r"cannot be read as \.arrow"):
         parts_of(tmp_path / "saved")
+
+
+def test_missing_files_are_noted(repository: Path) -> None:
+    assert not parts_of(repository).notes
+    next((repository / "data").glob("train-00001*")).unlink()
+    assert parts_of(repository).notes == ("By the names of the 2 files, 1 more belong to them, which are missing.",)
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"_data_files": [{"filename": "../a.arrow"}]}, r"'\.\./a\.arrow' is not the name of a file in this folder"),
+        (
+            {"_data_files": [], "_indices_data_files": [{"filename": "i.arrow"}]},
+            r"selects some of the rows; call flatten_i",
+        ),
+    ],
+)
+def test_files_of_other_folders_and_selections_are_refused(tmp_path: Path, state: dict[str, Any], message: str) -> None:
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    with pytest.raises(DataError, match=rf"state\.json: cannot be read \(.*{message}"):
+        parts_of(f"hf:{tmp_path}")

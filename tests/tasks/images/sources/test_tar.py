@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -80,3 +82,25 @@ def test_a_tar_cut_off_later_is_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:1024])
     with pytest.raises(DataError, match=r"x\.tar: val/b/1\.png: the tar ends within"):
         fresh[(0, 3)]
+
+
+def member(name: str, *, kind: bytes = tarfile.REGTYPE, size: int = 0) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, size
+    return info.tobuf()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: member("../../a/1.png") + data, r"the name '\.\./\.\./a/1\.png' leads out of it"),
+        (lambda data: data.rstrip(b"\0") + bytes(-len(data.rstrip(b"\0")) % 512), "its end is missing"),
+        (lambda data: member("pax", kind=tarfile.XHDTYPE, size=2**31) + data, r"has extra fields of 2\.1 GB"),
+        (lambda data: member("long", kind=tarfile.GNUTYPE_LONGNAME, size=2**31) + data, r"has extra fields of 2\.1 GB"),
+    ],
+)
+def test_tars_that_lie_are_refused(tmp_path: Path, change: Callable[[bytes], bytes], message: str) -> None:
+    path = make_tar(tmp_path / "x.tar", PARTS)
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(DataError, match=rf"x\.tar: not readable as an uncompressed tar \(.*{message}"):
+        load(path)

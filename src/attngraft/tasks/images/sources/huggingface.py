@@ -21,7 +21,7 @@ from attngraft.cache import cache_file
 from attngraft.errors import ConfigError, DataAccessError, DataError, StorageError
 from attngraft.files import atomic_file
 from attngraft.opening import check_unpacked, open_regular, parse_json, read_mapping
-from attngraft.suggest import did_you_mean
+from attngraft.suggest import did_you_mean, quoted
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import (
     TRAIN_NAMES,
@@ -48,7 +48,7 @@ _ROWS = 1000  #: number of rows per batch of a converted file
 KINDS = (".arrow", ".parquet")
 
 _SAVED = ("dataset_dict.json", "state.json")  #: files that `save_to_disk` writes next to the data
-_NUMBER = re.compile(r"[-_.]\d{4,5}[-_]of[-_]\d{4,5}([-_][0-9a-f]{16})?$")
+_NUMBER = re.compile(r"[-_.](\d{4,5})[-_]of[-_](\d{4,5})([-_][0-9a-f]{16})?$")
 
 
 class ArrowImages(FileImages):
@@ -322,7 +322,7 @@ def _build(path: Path, files_of: dict[str, list[Path]], splits: Sequence[str], c
         val=images(count, len(names)) if len(splits) > 1 else None,
         origin=f"the split{'s' if len(splits) > 1 else ''} {' and '.join(splits)}",
         multilabel=labels.multilabel,
-        notes=(labels.note,) if labels.note else (),
+        notes=tuple(filter(None, (labels.note, "" if path.is_file() else _missing_parts(files)))),
     )
 
 
@@ -445,7 +445,12 @@ def _data_files(folder: Path) -> list[Path]:
     """Return the files of a folder written by `save_to_disk`, in the order of its state.json."""
     try:
         state = read_mapping(folder / "state.json")
-        files = [folder / entry["filename"] for entry in state["_data_files"]]
+        names = [entry["filename"] for entry in state["_data_files"]]
+        if outside := next((name for name in names if Path(name).name != name), None):
+            raise ValueError(f"{quoted(outside)} is not the name of a file in this folder")
+        if state.get("_indices_data_files"):
+            raise ValueError("it selects some of the rows; call flatten_indices() first")
+        files = [folder / name for name in names]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder / 'state.json'}: cannot be read ({error}); save the data set again") from None
     missing = [file for file in files if not file.is_file()]
@@ -466,3 +471,12 @@ def _by_name(folder: Path) -> dict[str, list[Path]]:
         elif entry.is_file() and entry.suffix in KINDS and not entry.name.startswith(("cache-", ".")):
             files.setdefault(split_name(_NUMBER.sub("", entry.stem)), []).append(entry)
     return files
+
+
+def _missing_parts(files: Sequence[Path]) -> str:
+    """Return a note if `train-00000-of-00002` and other names show that files are missing, else an empty string."""
+    found = [(each.stem[: match.start()], int(match[2])) for each in files if (match := _NUMBER.search(each.stem))]
+    missing = sum(count for _, count in set(found)) - len(found)
+    return (
+        f"By the names of the {len(files)} files, {missing} more belong to them, which are missing." if missing else ""
+    )

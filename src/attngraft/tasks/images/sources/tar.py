@@ -21,8 +21,9 @@ import numpy as np
 
 from attngraft.cache import cache_file, keep_arrays, load_arrays
 from attngraft.errors import DataAccessError, DataError
-from attngraft.files import user_path
+from attngraft.files import shown_size, user_path
 from attngraft.opening import DAMAGE, TAR_MEMBERS, open_regular, parse_json
+from attngraft.suggest import quoted
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import (
     TRAIN_NAMES,
@@ -50,6 +51,14 @@ INDEX_VERSION = "1"  #: version of the contents of an index
 LABELS = ("cls", "json")  #: extensions of label files, which have the same name as the image
 
 _LABEL_BYTES = 2**20  #: largest size of a label file
+_FIELD_BYTES = 2**20  #: largest size of the extra fields of a member
+_FIELDS = (
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+)
 _OPEN_FILES = 64  #: largest number of tars that a process keeps open
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -86,6 +95,15 @@ def index_tar(path: Path) -> TarIndex:
     return index
 
 
+class _Member(tarfile.TarInfo):
+    """A member whose name and other extra fields, which tarfile reads as a whole, are of limited size."""
+
+    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.size > _FIELD_BYTES and self.type in _FIELDS:
+            raise ValueError(f"a member has extra fields of {shown_size(self.size)}")
+        return super()._proc_member(tar)  # type: ignore[misc, no-any-return]
+
+
 def _read_index(path: Path) -> TarIndex:
     index, folders = TarIndex(), dict[str, None]()
     images: dict[
@@ -93,7 +111,7 @@ def _read_index(path: Path) -> TarIndex:
     ] = {}  #: member -> offset, size; of members with the same name, the last counts, as in tar
     texts: dict[str, dict[str, str]] = {kind: {} for kind in LABELS}
     try:
-        with open_regular(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
+        with open_regular(path) as file, tarfile.open(fileobj=file, mode="r:", tarinfo=_Member) as tar:
             for count, member in enumerate(tar):
                 if count == TAR_MEMBERS:
                     raise ValueError(f"it has more than {TAR_MEMBERS:,} members")
@@ -101,6 +119,8 @@ def _read_index(path: Path) -> TarIndex:
                     raise ValueError(f"a member has {'holes' if member.issparse() else 'a negative size'}")
                 tar.members = []  # type: ignore[attr-defined]  # which tarfile keeps, a kilobyte each
                 name = member.name.removeprefix("./")
+                if ".." in name.split("/"):
+                    raise ValueError(f"the name {quoted(name)} leads out of it")
                 if any(is_junk(piece) for piece in name.split("/")):
                     continue
                 if member.isdir():
@@ -114,6 +134,9 @@ def _read_index(path: Path) -> TarIndex:
                     folders.update(dict.fromkeys("/".join(pieces[: i + 1]) for i in range(len(pieces))))
                 elif extension.lower() in texts and member.size <= _LABEL_BYTES:
                     texts[extension.lower()][key] = _text(tar.extractfile(member), f"{path}: {name}")
+            file.seek(tar.offset)  # type: ignore[attr-defined]
+            if len(file.read(tarfile.BLOCKSIZE)) < tarfile.BLOCKSIZE:
+                raise ValueError("its end is missing")
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error}); replace or remove it") from None
     except (tarfile.TarError, *DAMAGE) as error:
