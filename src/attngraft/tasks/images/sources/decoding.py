@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 from PIL import Image, ImageOps, JpegImagePlugin
@@ -73,7 +73,8 @@ def decode_values(stream: IO[bytes], *, where: str) -> Image.Image:
 def _decoded(stream: IO[bytes], *, where: str, values: bool) -> Image.Image:
     with _explained(where):
         image = _opened(stream)
-        stored = image.tile[0].args if image.tile else None
+        tiles: Any = getattr(image, "tile", None)  # not typed
+        stored = tiles[0].args if tiles else None
         scale = _SCALES.get(str(stored[0] if isinstance(stored, tuple) and stored else stored))
         image.load()
         check_header(image)

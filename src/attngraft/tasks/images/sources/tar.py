@@ -101,7 +101,7 @@ class _Member(tarfile.TarInfo):
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
         if self.size > _FIELD_BYTES and self.type in _FIELDS:
             raise ValueError(f"a member has extra fields of {shown_size(self.size)}")
-        return super()._proc_member(tar)  # type: ignore[misc, no-any-return]
+        return super()._proc_member(tar)  # type: ignore[misc]
 
 
 def _read_index(path: Path) -> TarIndex:
@@ -134,7 +134,7 @@ def _read_index(path: Path) -> TarIndex:
                     folders.update(dict.fromkeys("/".join(pieces[: i + 1]) for i in range(len(pieces))))
                 elif extension.lower() in texts and member.size <= _LABEL_BYTES:
                     texts[extension.lower()][key] = _text(tar.extractfile(member), f"{path}: {name}")
-            file.seek(tar.offset)  # type: ignore[attr-defined]
+            file.seek(tar.offset)
             if len(file.read(tarfile.BLOCKSIZE)) < tarfile.BLOCKSIZE:
                 raise ValueError("its end is missing")
     except OSError as error:
