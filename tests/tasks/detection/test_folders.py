@@ -93,6 +93,8 @@ def test_wrong_folders_per_image(tmp_path: Path) -> None:
     write_bowl(tmp_path)
     save(tmp_path / "00/masks/9.png", np.ones((5, 5), dtype=np.uint8))
     assert re.search(r"00/masks/9\.png: 5 x 5, but its image 00\.png is 48 x 36", refusal(tmp_path))
+    save(tmp_path / "00/masks/9.png", np.zeros((36, 48), dtype=np.uint8))
+    assert re.search(r"00/masks/9\.png: the mask has no pixel; correct or remove it", refusal(tmp_path))
     save(tmp_path / "00/images/b.png", np.ones((5, 5, 3), dtype=np.uint8))
     assert re.search(r"00/images: 2 images, but a folder beside masks of objects must have one", refusal(tmp_path))
     (tmp_path / "00/images/b.png").unlink()

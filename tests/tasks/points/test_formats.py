@@ -309,6 +309,9 @@ def test_points_of_a_ply_mesh(tmp_path: Path, kind: str, order: str | None) -> N
 def test_a_ply_that_is_cut_off(tmp_path: Path, kind: str) -> None:
     path = write_ply(tmp_path / "a.ply", cube_vertices(), kind=kind, faces=cube_faces(">" if "big" in kind else "<"))
     whole = path.read_bytes()
+    path.write_bytes(whole + b"12")
+    with pytest.raises(DataError, match=r"a\.ply: has 2 bytes more than its header declares; save it again"):
+        read_cloud(path)
     for size in (len(whole) - 7, len(whole) - 60, len(whole) - 150, whole.index(b"end_header") + 11):
         path.write_bytes(whole[:size])
         with pytest.raises(
@@ -326,6 +329,7 @@ def test_a_ply_that_is_cut_off(tmp_path: Path, kind: str) -> None:
         (b"format ascii 1.0\n", b"", "has no format"),
         (b"format ascii 1.0", b"format ascii 1.0\nformat ascii 1.0", "line 3: 'format ascii 1.0' is no part"),
         (b"element vertex 3", b"element vertex 1000000000000", "declares 1,000,000,000,000 vertex, but only 4 lines"),
+        (b"3 0 1 2\n", b"3 0 1 2\n3 0 1 2\n", "line 15: is more than the header declares"),
         (b"element vertex 3", b"element vertex -3", "line 4: the number of vertex is '-3'"),
         (b"element face 1", b"element face 1000000000000", "declares 1,000,000,000,000 face, but only 1 lines"),
         (b"property double x", b"property double u", r"has no x, y and z \(found: u, y, z\)"),
@@ -402,6 +406,7 @@ def test_a_pcd_with_more_fields(tmp_path: Path) -> None:
         ),
         (b"POINTS 3\n", b"POINTS 1000000000000\n", "declares 1,000,000,000,000 points, but"),
         (b"POINTS 3\n", b"POINTS 4\n", "declares 4 points, but"),
+        (b"POINTS 3\n", b"POINTS 2\n", "(line 14: is|has 24 bytes) more than (the|its) header declares"),
         (b"POINTS 3\n", b"POINTS three\n", "line 10: the number of POINTS is 'three'"),
         (b"POINTS 3\n", b"", "has no number of POINTS"),
         (b"FIELDS x", b"FIELDS u", "has no x, y and z"),

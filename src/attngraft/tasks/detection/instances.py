@@ -72,8 +72,9 @@ class MaskFiles:
             plane = _values(file, image) != 0
             runs += _runs(plane)
             _check_runs(runs, file)
-            if plane.any():
-                masks.append(mask_api().encode(np.asfortranarray(plane, dtype=np.uint8)))
+            if not plane.any():
+                raise DataError(f"{file}: the mask has no pixel; correct or remove it")
+            masks.append(mask_api().encode(np.asfortranarray(plane, dtype=np.uint8)))
         return _objects(masks)
 
     def stamp(self) -> bytes:

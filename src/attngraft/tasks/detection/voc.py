@@ -159,6 +159,8 @@ def _objects(text: str, size: tuple[int, int], file: Path) -> list[tuple[str, st
         if not name or box is None:
             raise ValueError(f"object {place} has no {'bndbox' if name else 'name'}")
         words = [box.findtext(side, "") for side in _SIDES]
+        if len(box.findall("*")) > len({part.tag for part in box.findall("*")}):
+            raise ValueError(f"object {place} has a side of its box twice")
         try:
             sides = [float(word) for word in words]
         except ValueError:

@@ -17,7 +17,7 @@ from attngraft.errors import DataError
 from attngraft.opening import DAMAGE, TEXT_LIMIT, array_of, open_regular
 from attngraft.suggest import first_line
 from attngraft.tasks.points.clouds import cloud_columns, numbered, quiet
-from attngraft.tasks.points.lines import Lines, header_lines, whole
+from attngraft.tasks.points.lines import Lines, check_end, header_lines, whole
 from attngraft.tasks.points.meshes import Raw, binary_columns, cloud_roles, read_off, read_ply
 
 SAMPLES = 2048  #: number of points that are drawn from a mesh
@@ -135,7 +135,9 @@ def _pcd(data: bytes, path: Path) -> Raw:
             f"{path}: COUNT does not fit FIELDS; x, y, z, normals and labels have one number; save it again"
         )
     if kind == "ascii":
-        lines = Lines(data[end.end() :], path, first=len(rows) + 1).take(count, "points")
+        rest = Lines(data[end.end() :], path, first=len(rows) + 1)
+        lines = rest.take(count, "points")
+        rest.check_end()
         return cloud_columns(lines.values([sum(counts[:index]) for index in roles]), lines.place)
     codes = [
         f"{kind}{size}".lower() for kind, size in zip(fields.get("TYPE", []), fields.get("SIZE", []), strict=False)
@@ -145,4 +147,5 @@ def _pcd(data: bytes, path: Path) -> Raw:
     offsets = np.cumsum([0, *(int(code[1]) * each for code, each in zip(codes, counts, strict=True))], dtype=object)
     columns = [(f"<{codes[index]}", int(offsets[index])) for index in roles]
     values = binary_columns(data, path, count=count, start=end.end(), row=int(offsets[-1]), columns=columns)
+    check_end(data, end.end() + count * int(offsets[-1]), path)
     return cloud_columns(values, numbered(path))

@@ -24,6 +24,12 @@ def whole(text: str, place: str, what: str) -> int:
     return int(text)
 
 
+def check_end(data: bytes, at: int, path: Path) -> None:
+    """Check that nothing follows the content, which ends at the offset `at`; raises a DataError."""
+    if data[at:].strip(b"\0 \r\n"):
+        raise DataError(f"{path}: has {len(data) - at:,} bytes more than its header declares; save it again")
+
+
 def header_lines(data: bytes) -> list[str]:
     """Return the lines of a header."""
     return data.decode("latin-1").removesuffix("\n").replace("\r", "").split("\n")
@@ -76,6 +82,13 @@ class Lines:
         taken.numbers, self.numbers = self.numbers[:count], self.numbers[count:]
         taken.texts, self.texts = self.texts[:count], self.texts[count:]
         return taken
+
+    def check_end(self) -> None:
+        """Check that no lines are left; raises a DataError."""
+        if len(self):
+            raise DataError(
+                f"{self.place(0)}: is more than the header declares; correct the header, or remove the line"
+            )
 
     def values(self, columns: Sequence[int] | None = None, *, delimiter: str | None = None) -> np.ndarray:
         """Return the numbers of the lines, (N, columns) float64.

@@ -16,7 +16,7 @@ import numpy as np
 from attngraft.errors import DataError
 from attngraft.suggest import quoted, shortened
 from attngraft.tasks.points.clouds import cloud_columns, finite, numbered
-from attngraft.tasks.points.lines import MOST, Lines, header_lines, parsed, whole
+from attngraft.tasks.points.lines import MOST, Lines, check_end, header_lines, parsed, whole
 
 Raw = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]  #: points, normals, parts
 
@@ -263,6 +263,9 @@ def read_ply(data: bytes, path: Path, samples: int) -> Raw:
                 columns = [(order + element.properties[i][1], sum(sizes[:i])) for i in roles]
                 values = binary_columns(data, path, count=element.count, start=at, row=row, columns=columns)
             at += element.count * row
+    if order:
+        check_end(data, at, path)
+    lines.check_end()
     if len(triangles) and values.shape[1] not in (4, 7):
         return sample_surface(finite(values[:, :3], place), triangles, samples, path)
     return cloud_columns(values, place)
