@@ -50,7 +50,7 @@ class Tokenizer:
         """
         if (longest := max(map(len, texts), default=0)) > LONGEST:
             raise DataError(f"a text has {longest:,} characters, more than {LONGEST:,}; cut or remove it")
-        with encoding():
+        with encoding_errors():
             found = self._tokenizer.encode_batch(list(texts))
         return [np.array(each.ids, dtype=np.int64) for each in found], sum(bool(each.overflowing) for each in found)
 
@@ -79,7 +79,7 @@ class Tokenizer:
 
 
 @contextmanager
-def encoding() -> Iterator[None]:
+def encoding_errors() -> Iterator[None]:
     """Turn errors of a tokenizer on a text into a DataError, also the panics of its Rust code, which are no `Exception`."""
     try:
         yield

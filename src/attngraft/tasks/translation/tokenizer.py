@@ -15,7 +15,7 @@ from attngraft.files import refuse_links
 from attngraft.opening import check_folder, read_mapping, read_text
 from attngraft.strict import read
 from attngraft.suggest import did_you_mean, shortened
-from attngraft.tasks.text.tokenizer import FILE, encoding
+from attngraft.tasks.text.tokenizer import FILE, encoding_errors
 from attngraft.tasks.translation.config import SMALLEST, TranslationConfig
 from attngraft.tasks.translation.source import Pairs
 from attngraft.tasks.translation.trained import (
@@ -47,7 +47,7 @@ class HostTokenizer(PairTokenizer):
         return self._encode(None, text_target=list(texts))
 
     def _encode(self, texts: Sequence[str] | None, **options: Any) -> list[np.ndarray]:
-        with encoding():
+        with encoding_errors():
             found = self._inner(texts, **options, truncation=False, padding=False, verbose=False)["input_ids"]
         return [np.array(ids, dtype=np.int32) for ids in found]
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from attngraft.errors import ConfigError
 from attngraft.files import write_atomically
-from attngraft.tasks.text.tokenizer import FILE, encoding
+from attngraft.tasks.text.tokenizer import FILE, encoding_errors
 from attngraft.tasks.translation.source import Pairs
 
 SETTINGS = "translation.json"  #: the tokenizer's `TokenIds`, beside its own files
@@ -133,7 +133,7 @@ class TrainedTokenizer(PairTokenizer):
         return [np.array([*ids, self.end], dtype=np.int32) for ids in self._encode(texts)]
 
     def _encode(self, texts: Sequence[str]) -> Iterable[list[int]]:
-        with encoding():
+        with encoding_errors():
             return [each.ids for each in self._inner.encode_batch(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int]) -> str:

@@ -218,7 +218,7 @@ def test_refused(tmp_path: Path) -> None:
 def test_missing_files_are_noted(repository: Path) -> None:
     assert not parts_of(repository).notes
     next((repository / "data").glob("train-00001*")).unlink()
-    assert parts_of(repository).notes == ("By the names of the 2 files, 1 more belong to them, which are missing.",)
+    assert parts_of(repository).notes == ("1 file is missing, by the names of the other 2.",)
 
 
 @pytest.mark.parametrize(

@@ -477,6 +477,5 @@ def _missing_parts(files: Sequence[Path]) -> str:
     """Return a note if `train-00000-of-00002` and other names show that files are missing, else an empty string."""
     found = [(each.stem[: match.start()], int(match[2])) for each in files if (match := _NUMBER.search(each.stem))]
     missing = sum(count for _, count in set(found)) - len(found)
-    return (
-        f"By the names of the {len(files)} files, {missing} more belong to them, which are missing." if missing else ""
-    )
+    what = "1 file is" if missing == 1 else f"{missing} files are"
+    return f"{what} missing, by the names of the other {len(files)}." if missing > 0 else ""
