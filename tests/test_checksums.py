@@ -51,6 +51,12 @@ def test_any_bit_of_the_list_counts(tmp_path_factory: pytest.TempPathFactory, po
         read_with_checksums(file)
 
 
+def test_a_list_is_no_file_of_checksums(tmp_path: Path) -> None:
+    (tmp_path / "finished.json").write_text("[1, 2]")
+    with pytest.raises(WrongChecksumError, match="it is not an object of JSON"):
+        read_with_checksums(tmp_path / "finished.json")
+
+
 def test_files_of_earlier_versions_have_no_checksums(tmp_path: Path) -> None:
     (tmp_path / "finished.json").write_text('{\n  "epochs": 3\n}\n')
     facts, checksums = read_with_checksums(tmp_path / "finished.json")

@@ -31,6 +31,7 @@ def test_crops_out_of_range_are_refused(crop_pct: float) -> None:
         {"input_size": (3, 8)},
         {"mean": ["a"]},
         {"mean": 0.5},
+        {"mean": [0.5] * 7},
         {"std": [0.0, 1.0, 1.0]},
         {"std": []},
     ],

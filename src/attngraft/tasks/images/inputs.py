@@ -77,9 +77,9 @@ class HostInput:
         if crop_mode not in _CROP_MODES:
             raise ConfigError(f"host: crop_mode must be {', '.join(_CROP_MODES)}, not {quoted(crop_mode)}; correct it")
         mean, std = config.get("mean", _IMAGENET[0]), config.get("std", _IMAGENET[1])
-        if not _are_numbers(mean) or not _are_numbers(std) or min(std) <= 0:
+        if not all(_are_numbers(each) and len(each) in (1, 3) for each in (mean, std)) or min(std) <= 0:
             raise ConfigError(
-                f"host: mean {quoted(mean)} and std {quoted(std)} must be numbers, of which std are positive; correct them"
+                f"host: mean {quoted(mean)} and std {quoted(std)} must be 1 or 3 numbers, and std positive; correct them"
             )
         return cls(
             channels=channels,
