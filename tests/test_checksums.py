@@ -53,7 +53,7 @@ def test_any_bit_of_the_list_counts(tmp_path_factory: pytest.TempPathFactory, po
 
 def test_a_list_is_no_file_of_checksums(tmp_path: Path) -> None:
     (tmp_path / "finished.json").write_text("[1, 2]")
-    with pytest.raises(WrongChecksumError, match="it is not an object of JSON"):
+    with pytest.raises(WrongChecksumError, match="it is not a JSON object"):
         read_with_checksums(tmp_path / "finished.json")
 
 

@@ -1,5 +1,6 @@
 """Files that users hand in are regular, of limited size, and never block."""
 
+import json
 import os
 import re
 import socket
@@ -119,3 +120,9 @@ def test_two_members_of_one_name_are_refused(tmp_path: Path) -> None:
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfroad\n")
     assert read_text(tmp_path / "a.txt") == "road\n"
+
+
+def test_a_repeated_key_is_found_at_once_in_a_large_object() -> None:
+    text = json.dumps({str(number): 0 for number in range(100_000)})
+    with pytest.raises(ValueError, match="^the key '99999' occurs twice$"):
+        parse_json(f'{text[:-1]}, "99999": 1}}')

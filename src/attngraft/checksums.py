@@ -84,7 +84,7 @@ def read_with_checksums(path: Path) -> tuple[dict[str, Any], Checksums]:
         text = read_text(path)
         content = parse_json(text)
         if not isinstance(content, dict) or not isinstance(content.get("files", {}), dict):
-            raise ValueError("it is not an object of JSON, or its files are not")
+            raise ValueError("it is not a JSON object, or its `files` is not")
         before, _, last = text.rpartition(_LAST)
         if ("files" in content or before) and last != f'{_of_text(before)}"\n}}\n':
             raise ValueError("its SHA-256 is wrong")

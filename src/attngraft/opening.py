@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from attngraft.errors import AttngraftError, DataAccessError
 from attngraft.files import shown_size
-from attngraft.suggest import cut, quoted
+from attngraft.suggest import cut, quoted, repeated
 
 if TYPE_CHECKING:
     import numpy as np
@@ -161,11 +161,11 @@ def check_unpacked(path: Path | str, unpacked: int, packed: int) -> None:
 
 
 def check_zip(file: IO[bytes], path: Path | str) -> None:
-    """Check the members of an open zip; other files pass.
+    """Check names, number and sizes of the members of an open zip; other files pass.
 
     Raises:
-        UnsuitableFile: its list of members is damaged, it has too many, two have the same name, or they unpack to too much,
-            or not with deflate.
+        UnsuitableFile: its list of members is damaged; it has too many members, or two of the same name; or they unpack to
+            too much, or not with deflate.
     """
     end = zipfile._EndRecData(file)  # type: ignore[attr-defined]
     if end is None:
@@ -337,8 +337,8 @@ def parse_json(text: str | bytes, *, errors: str = "surrogateescape") -> Any:
         errors: handler of halves of characters; by default, those that stand for bytes in names of files are allowed.
 
     Raises:
-        ValueError: `text` is not JSON or nested too deeply, or an object has a key twice; a UnicodeEncodeError for half of
-            a character.
+        ValueError: `text` is not JSON, is nested too deeply, or has an object with a repeated key; a UnicodeEncodeError
+            for half of a character.
     """
     try:
         if isinstance(text, bytes):
@@ -346,9 +346,7 @@ def parse_json(text: str | bytes, *, errors: str = "surrogateescape") -> Any:
         value = json.loads(text.removeprefix("\ufeff"), object_pairs_hook=_object)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise
-    except _RepeatedKey:
+    except (json.JSONDecodeError, UnicodeDecodeError, _RepeatedKey):
         raise
     except ValueError:  # of `int`
         raise ValueError("an integer has thousands of digits") from None
@@ -360,14 +358,14 @@ def parse_json(text: str | bytes, *, errors: str = "surrogateescape") -> Any:
 
 
 class _RepeatedKey(ValueError):
-    pass
+    """A key occurs twice in an object."""
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON; raises `_RepeatedKey`."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise _RepeatedKey(f"the key {quoted(next(key for key in keys if keys.count(key) > 1))} occurs twice")
+        raise _RepeatedKey(f"the key {quoted(repeated(key for key, _ in pairs))} occurs twice")
     return found
 
 

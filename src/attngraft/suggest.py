@@ -28,6 +28,12 @@ def shortened(names: Iterable[object], most: int) -> str:
     return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
 
 
+def repeated(names: Iterable[str]) -> str | None:
+    """Return the first name that occurs twice, or None."""
+    seen = set[str]()
+    return next((name for name in names if name in seen or seen.add(name)), None)  # type: ignore[func-returns-value]
+
+
 def cut(text: str, most: int = MOST) -> str:
     """Return `text` with at most `most` characters."""
     return text if len(text) <= most else f"{text[: most - 3]}..."

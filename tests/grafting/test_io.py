@@ -43,7 +43,7 @@ def rewrite(file: Path, change_manifest=None, change_tensors=None) -> None:
     save_file(tensors, file, metadata={"attngraft": json.dumps(manifest)})
 
 
-def refused(file: Path, message: str, model=None) -> None:
+def assert_refused(file: Path, message: str, model=None) -> None:
     model = model or tiny_vit()
     before = snapshot(model)
     with pytest.raises(attngraft.GraftFileError, match=message) as caught:
@@ -174,7 +174,7 @@ def test_a_file_of_this_release_loads_forever(name: str, make: Any, spec: str) -
 )
 def test_damaged_files_are_refused(file: Path, damage, message: str) -> None:
     damage(file)
-    refused(file, message)
+    assert_refused(file, message)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_damaged_files_are_refused(file: Path, damage, message: str) -> None:
 )
 def test_manifests_that_no_model_has_are_refused(file: Path, change, message: str) -> None:
     rewrite(file, change)
-    refused(file, message)
+    assert_refused(file, message)
 
 
 def test_two_grafts_of_a_file_do_not_get_in_each_others_way(tmp_path: Path) -> None:
@@ -211,13 +211,13 @@ def test_two_grafts_of_a_file_do_not_get_in_each_others_way(tmp_path: Path) -> N
     rewrite(
         path, lambda m: m["entries"].append({**m["entries"][0], "graft": "misa", "instance": "misa", "options": {}})
     )
-    refused(path, "blocks.1.attn already has a graft at hook point mix")
+    assert_refused(path, "blocks.1.attn already has a graft at hook point mix")
 
 
 def test_another_host_is_refused(file: Path) -> None:
-    refused(file, "is for a timm.vit host", tiny_swin())
-    refused(file, "3 sites|6 sites", _vit(depth=2))
-    refused(file, "host of another size", _vit(embed_dim=48))
+    assert_refused(file, "is for a timm.vit host", tiny_swin())
+    assert_refused(file, "3 sites|6 sites", _vit(depth=2))
+    assert_refused(file, "host of another size", _vit(embed_dim=48))
 
 
 def _vit(**changes: object) -> torch.nn.Module:
@@ -241,7 +241,7 @@ def test_a_fingerprint_restricts_the_file_to_weights(tmp_path: Path) -> None:
     attngraft.load_grafts(tiny_vit(), path)
     other = tiny_vit()
     other.blocks[0].attn.qkv.weight.data[0, 0] += 1
-    refused(path, "a host with other weights", other)
+    assert_refused(path, "a host with other weights", other)
     assert attngraft.load_grafts(other, path, check_fingerprint=False).parameters == 72
 
 
@@ -292,7 +292,7 @@ def test_head_and_norms_travel_along(tmp_path: Path) -> None:
     attngraft.load_grafts(other, path)
     assert torch.equal(other.head.weight, model.head.weight)
     assert torch.equal(other.norm.bias, model.norm.bias)
-    refused(path, r"includes head\.(weight|bias) of shape \(5.*, but this model's is \(7", _vit(num_classes=7))
+    assert_refused(path, r"includes head\.(weight|bias) of shape \(5.*, but this model's is \(7", _vit(num_classes=7))
 
 
 def test_saving_names_what_is_missing(tmp_path: Path) -> None:

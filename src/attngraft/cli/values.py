@@ -259,7 +259,11 @@ def _lines(stdin: IO[bytes] | None) -> list[str]:
 
 
 def _matching(pattern: str) -> Iterator[str]:
-    """Yield the paths that match `pattern`; `**`, once, is any number of folders, but not those behind links."""
+    """Yield the paths that match `pattern`; `**` stands for any number of nested folders, without following links.
+
+    Raises:
+        UsageError: the pattern has more than one `**`.
+    """
     parts = pattern.split("/")
     if "**" not in parts:
         yield from glob.iglob(pattern)

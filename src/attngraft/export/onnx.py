@@ -24,8 +24,8 @@ FILE = "model.onnx"
 QUANTIZED = "model.int8.onnx"
 TOLERANCE = 1e-4
 QUANTIZING = 0.5  #: largest accepted difference of outputs with quantized weights; a larger one indicates a bug
-_MOST_NUMBERS = 2**28  #: in a tensor of an ONNX file, without the batch
-_SHAPES = 2**16  #: largest number of bytes of constants that may be shapes
+_MOST_NUMBERS = 2**28  #: largest number of elements of a tensor in an ONNX file, per example
+_SHAPE_BYTES = 2**16  #: largest size of a constant that may be a shape
 ENTRY = "attngraft"  #: name of the metadata entry with the manifest
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
@@ -116,8 +116,8 @@ def open_onnx(path: Path) -> tuple[Forward, str | None]:
     onnxruntime runs it on the CPU, with the same number of threads as torch.
 
     Raises:
-        UsageError: onnxruntime is not installed.
-        ExportError: onnxruntime cannot read the file.
+        UsageError: onnx or onnxruntime is not installed.
+        ExportError: onnxruntime cannot read the file, or it has a loop or a huge tensor.
     """
     require_packages("onnx", "onnxruntime")
     import onnxruntime
@@ -140,22 +140,21 @@ def open_onnx(path: Path) -> tuple[Forward, str | None]:
 
 
 def _refuse_unbounded(path: Path) -> None:
-    """Check that a file has no loops, and no tensors of a fixed size that would fill the memory.
+    """Check that a model's time and memory are bounded.
 
     Raises:
-        ValueError: it has.
+        ValueError: an operator contains a graph, as loops do, or a tensor of a fixed size is huge.
     """
     import onnx
 
     model = onnx.load(path, load_external_data=False)
-    graph = model.graph
-    nodes = [*graph.node, *(node for function in model.functions for node in function.node)]
+    nodes = [*model.graph.node, *(node for function in model.functions for node in function.node)]
     for node in nodes:
         if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
             raise ValueError(f"it has the operator {quoted(node.op_type)}, which may run forever")
-    for weight in graph.initializer:
-        if len(weight.raw_data) > _SHAPES:
-            weight.ClearField("raw_data")
+    for weight in model.graph.initializer:
+        if len(weight.raw_data) > _SHAPE_BYTES:
+            weight.ClearField("raw_data")  # not needed to infer shapes, which copies the model
     for value in onnx.shape_inference.infer_shapes(model, data_prop=True).graph.value_info:
         size = math.prod(max(side.dim_value, 1) for side in value.type.tensor_type.shape.dim)
         if size > _MOST_NUMBERS:

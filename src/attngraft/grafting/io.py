@@ -265,9 +265,9 @@ def load_grafts(model: nn.Module, path: str | os.PathLike[str], *, check_fingerp
         host = find_host(model)
         _check_host(file, manifest, host, check_fingerprint)
         placements: list[Placement] = []
-        at: dict[str, list[Placement]] = {}
+        by_site: dict[str, list[Placement]] = {}
         for entry in manifest.entries:
-            earlier = at.setdefault(entry.site, [])
+            earlier = by_site.setdefault(entry.site, [])
             if len(earlier) == MAX_TERMS:
                 raise GraftFileError(f"{file}: {entry.site} has more than {MAX_TERMS} grafts; save the grafts again")
             earlier.append(_placement(file, host, entry, earlier))

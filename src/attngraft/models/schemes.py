@@ -41,7 +41,10 @@ from attngraft.suggest import MOST, did_you_mean, quoted
 
 SCHEMES = ("timm", "attngraft", "torchvision", "hf", "module")
 _MODULES, _LARGEST = 100_000, 1_000_000  #: most modules of a host, and largest number among its arguments
-_SIZES, _SMALL = 16, 2**28  #: a host is at most so many times larger than its weights' file, plus so many bytes
+_MOST_TIMES, _MOST_EXTRA = (
+    16,
+    2**28,
+)  #: a host takes at most 16 times the bytes of the file with its weights, plus these
 _MOST_BYTES: ContextVar[float] = ContextVar("_MOST_BYTES", default=math.inf)
 _TIMM_SOURCES = ("hf-hub", "hf_hub", "local-dir")  #: timm's own schemes
 _OTHER_NAMES = {"huggingface": "hf", "transformers": "hf", "python": "module", "tv": "torchvision"}
@@ -86,9 +89,9 @@ def split_scheme(name: str) -> tuple[str, str]:
 
 @contextmanager
 def sized_for(file: Path) -> Iterator[None]:
-    """Refuse hosts that are created within the context and are far larger than `file`, which has their weights."""
+    """Context manager in which a host much larger than `file`, which has its weights, is not created."""
     known = file.stat().st_size if file.is_file() else 0
-    token = _MOST_BYTES.set(_SIZES * known + _SMALL if known else math.inf)
+    token = _MOST_BYTES.set(_MOST_TIMES * known + _MOST_EXTRA if known else math.inf)
     try:
         yield
     finally:

@@ -140,7 +140,7 @@ def load_detached(model: nn.Module, content: Mapping[str, Any]) -> None:
 
 
 def _optimizer_state(state: TrainState) -> dict[str, Any]:
-    """Return the optimizer's state; {} before the first update.
+    """Return the optimizer's state, which is empty before the first update.
 
     Reading the state before the first update would make torch perform an empty step.
     """

@@ -427,11 +427,12 @@ def trained_model(record: RunRecord, weights: Weights) -> nn.Module:
         FolderError: the run has no such weights.
         TrainingError: they are damaged, or not finite.
     """
-    with naming(record.folder), sized_for(weights_file(record.folder, weights)):
+    file = weights_file(record.folder, weights)
+    with naming(record.folder), sized_for(file):
         model = build_model(record.recipe, record.model_args, load_weights=False, facts=record.facts)
-    record.check(weights_file(record.folder, weights))
+    record.check(file)
     _fill(model, RunFolder(record.folder), weights)
-    refuse_not_finite(model, where=f"{weights_file(record.folder, weights)}")
+    refuse_not_finite(model, where=f"{file}")
     return model
 
 

@@ -63,6 +63,7 @@ def test_scores_below_zero_are_not_below_those_that_are_left_out(tmp_path: Path)
 def test_all_are_there(tmp_path: Path) -> None:
     maps = fill(tmp_path)
     maps.check(NAMES)
+    maps.check([*NAMES, NAMES[0]])  # the same image again
     with pytest.raises(
         DataError, match=r"1 of 3 training images have no label map \(first: .*n02/c\.pt\); maps must be in"
     ):

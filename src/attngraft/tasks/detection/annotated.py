@@ -298,12 +298,6 @@ def _fits(box: Sequence[float], other: np.ndarray) -> bool:
     return bool(2 * common >= np.prod(one[2:] - one[:2]) + np.prod(other[2:] - other[:2]) - common)
 
 
-def repeated(names: Sequence[str]) -> str | None:
-    """Return the first name that occurs twice, or None."""
-    seen = set[str]()
-    return next((name for name in names if name in seen or seen.add(name)), None)  # type: ignore[func-returns-value]
-
-
 def number(value: Any) -> float:
     """Return a finite number of JSON.
 

@@ -10,8 +10,8 @@ from attngraft.counting import counted
 from attngraft.errors import DataError
 from attngraft.image_files import SEQUENTIAL
 from attngraft.opening import JSON_LIMIT, read_mapping
-from attngraft.suggest import cut, quoted
-from attngraft.tasks.detection.annotated import AnnotatedImages, Checks, ObjectList, ReadObjects, number, repeated
+from attngraft.suggest import cut, quoted, repeated
+from attngraft.tasks.detection.annotated import AnnotatedImages, Checks, ObjectList, ReadObjects, number
 from attngraft.tasks.detection.config import ObjectDataConfig
 from attngraft.tasks.detection.run_lengths import of_annotation
 from attngraft.tasks.images.coco import image_folder, path_below, split_files

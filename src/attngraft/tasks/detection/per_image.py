@@ -25,7 +25,7 @@ def read_files(entries: Sequence[Entry], parse: Parse, checks: Checks) -> Annota
     def opened(entry: Entry) -> tuple[tuple[int, int], str] | str:
         _, image, file = entry
         try:
-            return image_size(image), "" if file is None else read_text(file, limit=_LIMIT).removeprefix("\ufeff")
+            return image_size(image), "" if file is None else read_text(file, limit=_LIMIT)
         except DataError as error:
             return str(error)
         except (OSError, UnicodeDecodeError) as error:

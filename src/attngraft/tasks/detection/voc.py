@@ -17,14 +17,13 @@ import numpy as np
 
 from attngraft.errors import DataError
 from attngraft.opening import read_text
-from attngraft.suggest import cut, quoted
+from attngraft.suggest import cut, quoted, repeated
 from attngraft.tasks.detection.annotated import (
     AnnotatedImages,
     Checks,
     ObjectList,
     ReadAnnotation,
     ReadObjects,
-    repeated,
 )
 from attngraft.tasks.detection.config import ObjectDataConfig
 from attngraft.tasks.detection.per_image import Entry, read_files
@@ -159,7 +158,7 @@ def _objects(text: str, size: tuple[int, int], file: Path) -> list[tuple[str, st
         if not name or box is None:
             raise ValueError(f"object {place} has no {'bndbox' if name else 'name'}")
         words = [box.findtext(side, "") for side in _SIDES]
-        if len(box.findall("*")) > len({part.tag for part in box.findall("*")}):
+        if repeated(part.tag for part in box):
             raise ValueError(f"object {place} has a side of its box twice")
         try:
             sides = [float(word) for word in words]

@@ -20,7 +20,7 @@ from attngraft.tasks.task import Batch
 Example = tuple[Tensor, Any]  #: image, and its label: a class index, or a 0/1 row with one entry per class
 
 _SMALLEST_CROP, _LARGEST_CROP = 0.01, 10.0
-_LARGEST_SIDE = 4096
+_LARGEST_INPUT = 4096  #: largest side of a host's input; recipes may crop and resize up to `config.LARGEST_SIDE`
 _CROP_MODES = ("center", "squash", "border")  #: of timm
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # timm's default mean and std
 
@@ -49,7 +49,8 @@ class HostInput:
         """Create from the result of `timm.data.resolve_model_data_config`; missing keys take timm's defaults.
 
         Raises:
-            ConfigError: the host takes no images, the number of channels is neither 1 nor 3, or the crop is out of range.
+            ConfigError: the host takes no images, the number of channels is neither 1 nor 3, or the size, the normalization
+                or the crop is invalid.
         """
         if (kind := config.get("kind", "images")) != "images":
             other = ", or add --task text_classification for texts" if kind == "text" else ""
@@ -58,9 +59,9 @@ class HostInput:
                 f"torchvision:vit_b_16{other}"
             )
         size = config.get("input_size", (3, 224, 224))
-        if not _are_numbers(size) or len(size) != 3 or not 1 <= min(size) <= max(size) <= _LARGEST_SIDE:
+        if not _are_numbers(size) or len(size) != 3 or not 1 <= min(size) <= max(size) <= _LARGEST_INPUT:
             raise ConfigError(
-                f"host: input_size must be channels, height and width, of at most {_LARGEST_SIDE:,}, not {quoted(size)}; "
+                f"host: input_size must be channels, height and width, of at most {_LARGEST_INPUT:,}, not {quoted(size)}; "
                 "correct it"
             )
         channels, height, width = map(int, size)

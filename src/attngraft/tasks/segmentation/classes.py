@@ -125,7 +125,7 @@ def coco_classes(
 
 
 def _values(masks: Sequence[Stored]) -> list[int]:
-    """Return 0 to the largest label of at most 200 masks, without 255."""
+    """Return the labels from 0 to the largest one (except 255) in a sample of at most 200 masks."""
     step = max(1, len(masks) // 200)
 
     def largest(mask: Stored) -> int:

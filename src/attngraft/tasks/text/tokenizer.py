@@ -19,7 +19,9 @@ from attngraft.suggest import quoted
 
 FILE = "tokenizer.json"  #: in the format of the `tokenizers` package, with padding and truncation
 
-LONGEST = 1_000_000  #: characters of a text, each of which takes 400 bytes until its tokens are cut
+LONGEST = (
+    1_000_000  #: largest number of characters of a text, each of which takes 400 bytes until the tokens are truncated
+)
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -80,7 +82,7 @@ class Tokenizer:
 
 @contextmanager
 def encoding_errors() -> Iterator[None]:
-    """Turn errors of a tokenizer on a text into a DataError, also the panics of its Rust code, which are no `Exception`."""
+    """Convert errors of a tokenizer to a DataError, including panics of its Rust code, which are not an `Exception`."""
     try:
         yield
     except BaseException as error:

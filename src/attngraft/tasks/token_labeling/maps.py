@@ -49,16 +49,16 @@ class LabelMaps:
         """Check by listing folders that every image has a map, and read the first map.
 
         Raises:
-            DataError: the folder does not exist, or images have no map.
+            DataError: the folder does not exist, or images have no map, or no map of their own.
         """
         if not self.folder.is_dir():
             raise DataError(f"{FIELD}: {self.folder} is not a folder; unpack the label maps to it")
         files = [self.file(name) for name in names]
         existing = {path for folder in {file.parent for file in files} if folder.is_dir() for path in folder.iterdir()}
-        if len(set(files)) < len(files):
-            first = {file: name for name, file in reversed(list(zip(names, files, strict=True)))}
-            name, file = next((name, file) for name, file in zip(names, files, strict=True) if first[file] != name)
-            raise DataError(f"{file}: is the map of two images, {first[file]} and {name}; rename one with its map")
+        image_of: dict[Path, str] = {}
+        for name, file in zip(names, files, strict=True):
+            if (other := image_of.setdefault(file, name)) != name:
+                raise DataError(f"{file}: is the map of two images, {other} and {name}; rename one with its map")
         missing = [file for file in files if file not in existing]
         if missing:
             raise DataError(

@@ -18,7 +18,7 @@ HUGE = 2**25  #: JPEGs with more pixels are decoded at a reduced size
 
 _ORIENTATION = 0x0112  # EXIF
 _QUARTER_TURNS = (5, 6, 7, 8)
-_SCALES = {"L;2": 85, "L;4": 17}  #: by which Pillow multiplies pixels of 2 and 4 bits
+_SCALES = {"L;2": 85, "L;4": 17}  #: factors by which Pillow multiplies pixels of 2 and 4 bits
 _DEEPEST = 2**16 - 1  # largest integer of a pixel
 _STRIP = 2**22  # pixels that are converted at once
 
@@ -62,7 +62,7 @@ def decode(stream: IO[bytes], *, where: str) -> Image.Image:
 
 
 def decode_values(stream: IO[bytes], *, where: str) -> Image.Image:
-    """Decode a mask: as `decode`, also with integers outside of 16 bits, and not scaled if it has 2 or 4 bits per pixel.
+    """Decode a mask like `decode`, but allow integers outside of 16 bits, and do not scale pixels of 2 or 4 bits.
 
     Raises:
         UnreadableImage, DataAccessError: as in `decode`.

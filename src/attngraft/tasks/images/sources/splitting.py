@@ -3,7 +3,6 @@
 import csv
 import hashlib
 import io
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 from attngraft.errors import DataError
 from attngraft.files import csv_cell, user_path, write_atomically
 from attngraft.opening import open_regular, read_data
-from attngraft.suggest import quoted, shortened
+from attngraft.suggest import quoted, repeated, shortened
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import Images, ImageSource
 from attngraft.tasks.images.sources.folds import draw_folds
@@ -177,8 +176,7 @@ def _refuse_single_examples(labels: np.ndarray, classes: Sequence[str], *, where
 
 
 def _refuse_equal_names(examples: Named, *, where: str, noun: str) -> None:
-    if len(set(examples.names)) < len(examples.names):
-        twice = next(name for name, count in Counter(examples.names).items() if count > 1)
+    if (twice := repeated(examples.names)) is not None:
         raise DataError(
             f"{where}: two {noun}s have the name {twice!r}, but folds require unique names; rename one of them"
         )
@@ -261,8 +259,7 @@ def save_split(path: Path, parts: Mapping[str, Named]) -> Path:
         DataError: two examples have the same name, or `path` exists and is not a split file.
         StorageError: the file cannot be written.
     """
-    names = Counter(name for examples in parts.values() for name in examples.names)
-    twice = next((name for name, count in names.items() if count > 1), None)
+    twice = repeated(name for examples in parts.values() for name in examples.names)
     if twice is not None:
         raise DataError(f"two images have the name {twice!r}, so a split file would be ambiguous; rename one of them")
     if path.is_file():

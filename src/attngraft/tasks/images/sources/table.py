@@ -368,7 +368,10 @@ def read_labels(table: LabelTable, config: DataConfig, *, exclude: set[str]) -> 
 
 
 def zero_one_columns(table: LabelTable, *, exclude: Collection[str]) -> tuple[str, ...] | None:
-    """Return the columns not in `exclude` if they are several, contain only 0 and 1, and none has a label's usual name."""
+    """Return the columns that are not in `exclude` if they contain only 0 and 1, otherwise None.
+
+    Also None if there is only one column, or if one has a usual name of a column of labels.
+    """
     rest = tuple(name for name in table.columns if name not in exclude)
     if len(rest) < 2 or find_column(table, (*SINGLE, *LISTS), exclude=exclude) is not None:
         return None

@@ -134,7 +134,7 @@ def _read_index(path: Path) -> TarIndex:
                     folders.update(dict.fromkeys("/".join(pieces[: i + 1]) for i in range(len(pieces))))
                 elif extension.lower() in texts and member.size <= _LABEL_BYTES:
                     texts[extension.lower()][key] = _text(tar.extractfile(member), f"{path}: {name}")
-            file.seek(tar.offset)
+            file.seek(tar.offset)  # tarfile also accepts a tar that was cut off between two members
             if len(file.read(tarfile.BLOCKSIZE)) < tarfile.BLOCKSIZE:
                 raise ValueError("its end is missing")
     except OSError as error:
