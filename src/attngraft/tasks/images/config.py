@@ -11,7 +11,7 @@ Crop = Literal["auto", "resized", "pad", "center"]
 Check = Literal["auto", "full", "fast", "off"]
 Order = Literal["random", "shards"]
 _MOST = 1000  #: most repetitions of an image, and erased rectangles
-LARGEST_SIDE = 2**13  #: largest side to which images are resized or cropped, in pixels
+LARGEST_SIDE = 2**12  #: largest side of model inputs, resized and cropped images, in pixels
 
 Separator = Literal["bar", "semicolon", "comma", "space", "none"]
 

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from attngraft.errors import ConfigError
 from attngraft.suggest import quoted
+from attngraft.tasks.images.config import LARGEST_SIDE
 from attngraft.tasks.task import Batch
 
 Example = tuple[Tensor, Any]  #: image, and its label: a class index, or a 0/1 row with one entry per class
 
 _SMALLEST_CROP, _LARGEST_CROP = 0.01, 10.0
-_LARGEST_INPUT = 4096  #: largest side of a host's input; recipes may crop and resize up to `config.LARGEST_SIDE`
 _CROP_MODES = ("center", "squash", "border")  #: of timm
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # timm's default mean and std
 
@@ -59,9 +59,9 @@ class HostInput:
                 f"torchvision:vit_b_16{other}"
             )
         size = config.get("input_size", (3, 224, 224))
-        if not _are_numbers(size) or len(size) != 3 or not 1 <= min(size) <= max(size) <= _LARGEST_INPUT:
+        if not _are_numbers(size) or len(size) != 3 or not 1 <= min(size) <= max(size) <= LARGEST_SIDE:
             raise ConfigError(
-                f"host: input_size must be channels, height and width, of at most {_LARGEST_INPUT:,}, not {quoted(size)}; "
+                f"host: input_size must be channels, height and width, of at most {LARGEST_SIDE:,}, not {quoted(size)}; "
                 "correct it"
             )
         channels, height, width = map(int, size)
