@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from attngraft.suggest import cut, did_you_mean, first_line, one_line, quoted, visible
+from attngraft.suggest import cut, did_you_mean, first_line, one_line, quoted, text_lines, visible
 
 
 def test_similar_names_are_suggested_unless_the_word_is_long() -> None:
@@ -48,3 +48,8 @@ def test_control_characters_become_visible_and_json_keeps_its_value(code: int) -
 def test_other_characters_are_unchanged() -> None:
     text = "é 日本 ×\u00a0👩\u200d🔬 שלום"
     assert visible(text) == text
+
+
+def test_lines_end_where_editors_end_them() -> None:
+    assert text_lines("a\r\nb\x0cc\rd\u2028e\n\nf\n") == ["a", "b\x0cc", "d\u2028e", "", "f"]
+    assert text_lines("") == []

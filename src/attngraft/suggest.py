@@ -1,6 +1,7 @@
 """Names and values in messages: suggestions of similar names, shortened lists and values, visible control characters."""
 
 import difflib
+import io
 import re
 import reprlib
 from collections.abc import Iterable
@@ -32,6 +33,11 @@ def repeated(names: Iterable[str]) -> str | None:
     """Return the first name that occurs twice, or None."""
     seen = set[str]()
     return next((name for name in names if name in seen or seen.add(name)), None)  # type: ignore[func-returns-value]
+
+
+def text_lines(text: str) -> list[str]:
+    """Return the lines of `text`, which end at \\n, \\r\\n or \\r; `str.splitlines` also splits at form feeds and others."""
+    return [line.removesuffix("\n") for line in io.StringIO(text, newline=None)]
 
 
 def cut(text: str, most: int = MOST) -> str:

@@ -15,7 +15,7 @@ def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     seen: set[int] = set()
     found = {}
     for name, value in tensors.items():
-        tensor = value.detach().cpu()
+        tensor = value.detach().cpu().resolve_conj().resolve_neg()  # flags that safetensors does not store
         storage = tensor.untyped_storage().data_ptr()
         found[name] = tensor.clone(memory_format=torch.contiguous_format) if storage in seen else tensor.contiguous()
         seen.add(storage)

@@ -233,7 +233,9 @@ def test_files_that_are_not_checkpoints(tmp_path: Path, name: str, content: byte
 
 def test_only_plain_tensors_under_names_are_weights(tmp_path: Path) -> None:
     state = {**STATE, 7: torch.ones(1), "_extra_state": {"a": 1}}
-    assert_is(read_checkpoint(saved(whole(state_dict=state), tmp_path / "a.pth")))
+    found = read_checkpoint(saved(whole(state_dict=state), tmp_path / "a.pth"))
+    assert_is(found)
+    assert "7" in found.left
     for wrong in (torch.eye(3).to_sparse(), torch.eye(3, device="meta")):
         with pytest.raises(HostError, match=r"b\.pth: mask is sparse, quantized or without.*save it as a dense tensor"):
             read_checkpoint(saved(whole(state_dict={**STATE, "mask": wrong}), tmp_path / "b.pth"))

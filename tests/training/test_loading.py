@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from multiprocessing import AuthenticationError
 from pathlib import Path
@@ -17,7 +19,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attngraft.errors import ConfigError, TrainingError
+from attngraft.errors import ConfigError, DataError, TrainingError
 from attngraft.training.failures import workers_explained
 from attngraft.training.loading import (
     EvalOrder,
@@ -181,6 +183,25 @@ def test_an_error_of_the_data_that_a_loading_process_hands_on_is_raised_at_once(
     for process in set(multiprocessing.active_children()) - set(others):
         process.join(20)
         assert not process.is_alive()
+
+
+def test_an_error_of_the_data_does_not_keep_the_loader() -> None:
+    class Damaged(ToySplit):
+        def __getitem__(self, key: tuple[int, int]) -> Any:
+            raise DataError("damaged")
+
+    order = EvalOrder(length=4, batch_size=2)
+    found = iter(eval_batches(Damaged(4, ToyConfig(), seed=0, first=0), order, workers=1, pin=False))
+    loader = weakref.ref(found._batches)
+    gc.disable()  # which would end its processes in any order
+    try:
+        with contextlib.suppress(DataError):
+            next(found)
+            pytest.fail("nothing was wrong")
+        del found
+        assert loader() is None
+    finally:
+        gc.enable()
 
 
 def test_loading_processes_leave_at_once_whatever_they_are_at() -> None:

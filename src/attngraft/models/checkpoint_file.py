@@ -155,6 +155,7 @@ def _from_torch(path: Path, member: str, values: Any, *, average: bool | None) -
     others = values if entry is not None else {}
     facts = {"architecture": others.get("arch"), "epoch": others.get("epoch")}
     left = tuple(str(name) for name, value in others.items() if name != entry and value is not None)
+    left += tuple(repr(name) for name, value in held.items() if isinstance(value, Tensor) and not isinstance(name, str))
     layout = (entry or ITSELF) + (f" of {member} in the zip" if member else "")
     return _contents(path, named, facts, layout=layout, left=left)
 

@@ -222,7 +222,10 @@ class _RaisingIterator:
                 time.sleep(self._grace)
             raise
         if isinstance(batch, _Failure):
-            raise batch.error
+            try:
+                raise batch.error
+            finally:
+                del batch  # a reference cycle, from which Python's garbage collector may close a queue's pipe too early
         return batch
 
 

@@ -156,6 +156,13 @@ WRONG: list[tuple[str, str, str, str, str]] = [
         "5.png ",
         "token.txt: line 11: expected NAME.jpg#0, a tab and a caption",
     ),
+    (
+        "flickr",
+        "Flickr8k.token.txt",
+        "5.png#0",
+        "../5.png#0",
+        r"token.txt: line 11: '\.\./5.png' is not the path of an",
+    ),
     ("flickr", "Flickr8k.token.txt", "A blue square .", " ", "token.txt: line 5: a caption of 2.png is empty"),
     (
         "flickr",

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import h5py
 import numpy as np
@@ -18,7 +19,7 @@ from attngraft.errors import AttngraftError, DataError
 from attngraft.export.predict import open_model
 from attngraft.results.records import RecordTable
 from attngraft.tasks.captioning.cider import Frequencies, cider_d
-from attngraft.tasks.captioning.codec import without_repeats
+from attngraft.tasks.captioning.codec import CaptioningCodec, without_repeats
 from attngraft.tasks.captioning.encoder import EncoderConfig, create_encoder
 from attngraft.tasks.captioning.extraction import write_features
 from attngraft.tasks.captioning.features import REGIONS, described
@@ -217,6 +218,13 @@ def test_images_are_predicted_as_in_training(tmp_path: Path) -> None:
     with torch.no_grad():
         encoder = create_encoder(config).eval()
         assert encoder.digest() == record.facts["input"]["encoder_digest"]
+
+
+def test_an_encoder_of_other_features_is_not_created() -> None:
+    config = EncoderConfig(**{**TINY_VIT, "args": {**TINY_VIT["args"], "embed_dim": 2**17}})
+    codec = CaptioningCodec(Mock(), Mock(), given=None, encoder=config, digest="", rows=4, channels=12)
+    with pytest.raises(DataError, match="it has 131,072 channels, and the features of training have 12; restore them"):
+        _ = codec.encoder
 
 
 @pytest.mark.parametrize(

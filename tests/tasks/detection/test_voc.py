@@ -51,6 +51,10 @@ OBJECT = "<annotation><object>{}</object></annotation>"
     [
         ("<annotation>", r"00\.xml: is not XML \(no element found.*\); correct it"),
         ("", "is not XML"),
+        (OBJECT.format("<name>a</name><name>b</name>" + BOX), "object 1 has two elements name; correct it"),
+        (OBJECT.format("<name>a</name>" + BOX + BOX), "object 1 has two elements bndbox"),
+        (f"<annotation><objects><object><name>a</name>{BOX}</object></objects></annotation>", "inside of another element"),
+        ("<annotation><size><width>48</width></size><size></size></annotation>", "has two sizes"),
         ("<html><object></object></html>", r"00\.xml: starts with <html>, not <annotation>; correct it"),
         (OBJECT.format("<name>a</name><difficult>maybe</difficult>" + BOX), "object 1 has difficult 'maybe', not 0 or 1"),
         ('<!DOCTYPE a [<!ENTITY b "c">]><annotation>&b;</annotation>', "declares a document type"),
@@ -129,6 +133,10 @@ def test_missing_files(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"Main/train\.txt: no 00\.xml in .*Annotations; add it, or remove the line"):
         opened(tmp_path)
     write_voc(tmp_path)
+    (tmp_path / "Annotations/00.XML").write_text("<annotation></annotation>")
+    with pytest.raises(DataError, match=r"00\.xml: 00\.XML has the same name; keep one of them"):
+        opened(tmp_path)
+    (tmp_path / "Annotations/00.XML").unlink()
     (tmp_path / "ImageSets/Main/train.txt").write_text("00\n00\n")
     with pytest.raises(DataError, match=r"train\.txt: lists '00' twice"):
         opened(tmp_path)

@@ -96,6 +96,7 @@ def test_wrong_lines(tmp_path: Path, text: str, message: str) -> None:
     [
         ("names: []\n", r"data\.yaml: names is \[\]; list the names of the classes"),
         ("names: x\n", "names is 'x'; list the names"),
+        ("names: [a, b]\nnc: 7\n", r"data\.yaml: nc is 7, but names has 2 classes; correct it"),
         ("names: {a: b}\n", "names: 'a': 'b' is not the number and the name of a class"),
         ("names: [[a]]\n", r"names: 0: \['a'\] is not the number and the name"),
         ("names: [a, a]\n", "two classes have the same name"),
@@ -151,6 +152,10 @@ def test_missing_files(tmp_path: Path) -> None:
     (tmp_path / "labels/train/00.txt").write_bytes(b"\xff\xfe0")
     with pytest.raises(DataError, match=r"00\.txt: cannot be read as text .*; save it again in UTF-8, or remove it"):
         opened(tmp_path)
+    (tmp_path / "labels/train/00.TXT").write_text("")
+    with pytest.raises(DataError, match=r"00\.txt: 00\.TXT has the same name; keep one of them"):
+        opened(tmp_path)
+    (tmp_path / "labels/train/00.TXT").unlink()
     write_yolo(tmp_path)
     (tmp_path / "images/train/00.png").write_bytes(b"x")
     with pytest.raises(DataError, match=r"00\.png: cannot be read as an image"):

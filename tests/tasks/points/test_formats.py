@@ -340,6 +340,8 @@ def test_a_ply_that_is_cut_off(tmp_path: Path, kind: str) -> None:
         (b"1.0 0.0 0.0", b"1.0 inf 0.0", "line 12: 1, inf, 0 has a number that is not finite"),
         (b"1.0 0.0 0.0", b"1.0 zero 0.0", "line 12: .*not a number"),
         (b"property list uchar int vertex_indices\n", b"", "or an element without properties"),
+        (b"property double x", b"property double x\nproperty double x", "has two columns 'x'; rename or remove one"),
+        (b"element face 1", b"element vertex 1", "the header declares 'vertex' twice"),
     ],
 )
 def test_ply_files_that_cannot_be_read(tmp_path: Path, old: bytes, new: bytes, message: str) -> None:
@@ -410,6 +412,8 @@ def test_a_pcd_with_more_fields(tmp_path: Path) -> None:
         (b"POINTS 3\n", b"POINTS three\n", "line 10: the number of POINTS is 'three'"),
         (b"POINTS 3\n", b"", "has no number of POINTS"),
         (b"FIELDS x", b"FIELDS u", "has no x, y and z"),
+        (b"FIELDS x y z", b"FIELDS x y z x", "has two columns 'x'"),
+        (b"FIELDS x", b"FIELDS z y x\nFIELDS x", "a second line 'FIELDS'; remove one"),
         (b"COUNT 1 1 1", b"COUNT 1 1", "COUNT does not fit FIELDS"),
         (b"COUNT 1 1 1", b"COUNT 2 1 1", "COUNT does not fit FIELDS"),
         (b"SIZE 8 8 8", b"SIZE 8 8 3", "SIZE and TYPE do not fit FIELDS"),

@@ -388,6 +388,7 @@ def test_modelnet40_resampled(tmp_path: Path) -> None:
     for line, message in (
         ("chiar_0001", r"modelnet40_test.txt: line 2: 'chiar_0001' is not CLASS_NUMBER.*did you mean chair"),
         ("chair_../../0001", "line 2: 'chair_../../0001' is not CLASS_NUMBER"),
+        ("chair_0001", "line 2: lists the cloud 'chair/chair_0001.txt' a second time; remove this entry"),
         ("chair_0003", "modelnet40_test.txt: line 2: there is no file .*chair_0003.txt; download"),
     ):
         (root / "modelnet40_test.txt").write_text(f"chair_0002\n{line}\n")
@@ -416,6 +417,10 @@ def test_shapenetpart(tmp_path: Path) -> None:
         ('["shape_data/00000000/gone"]', "'shape_data/00000000/gone': there is no file .*gone.txt; download"),
         ('["shape_data/00000000/../../x"]', "is not shape_data/SYNSET/NAME"),
         ('["shape_data/00000009/train1"]', "is not shape_data/SYNSET/NAME of a listed category"),
+        (
+            '["shape_data/00000000/train1", "shape_data/00000000/train1"]',
+            "train1.txt' a second time; remove this entry",
+        ),
         ('["00000000/train1", 7]', "is not shape_data/SYNSET/NAME"),
         ('{"a": 1}', "is not shape_data/SYNSET/NAME"),
         ("[", "cannot be read"),

@@ -158,6 +158,7 @@ def test_wrong_coco_files(tmp_path: Path, polygon: list[Any], twice: str | None,
         ({"images": {"file_name": "../0.png"}}, r"its file_name '\.\./0\.png' is not a path below"),
         ({"images": {"file_name": "/0.png"}}, "is not a path below"),
         ({"images": {"file_name": 5}}, "is not a path below"),
+        ({"images": {"file_name": "1.png"}}, r"lists 1\.png twice; join the entries"),
         ({"categories": {"color": [300, -5, 0]}}, r"the color \[300, -5, 0\] of 'cup' is not three whole numbers"),
         ({"categories": {"color": "red"}}, "the color 'red' of 'cup'"),
         ({"categories": {"color": [1, 2]}}, "three whole numbers from 0"),
@@ -212,6 +213,10 @@ def test_coco_panoptic(tmp_path: Path) -> None:
     source = opened(tmp_path)
     assert (source.labels.classes, source.labels.colors) == (("person", "rug"), ((1, 2, 3), (4, 5, 6)))
     assert source.train.label(0)[:, 0].tolist() == [IGNORED, 1, 1, 0, 0, 0]
+    two = {**content, "annotations": 2 * content["annotations"]}
+    (tmp_path / "annotations/panoptic_train2017.json").write_text(json.dumps(two))
+    with pytest.raises(DataError, match=r"two lists of segments for 0\.jpg; give each image one"):
+        opened(tmp_path)
     twice = json.loads(json.dumps(content))
     twice["annotations"][0]["segments_info"].append({"id": 261, "category_id": 1})
     (tmp_path / "annotations/panoptic_train2017.json").write_text(json.dumps(twice))
@@ -266,9 +271,19 @@ def test_palettes_and_colors_and_names(tmp_path: Path) -> None:
     assert named.labels.classes == ("road", "red car")
     assert named.labels.colors == ((1, 2, 3), (255, 0, 0))
     assert np.array_equal(named.train.label(0), np.where(labels == 2, IGNORED, labels))
+    (tmp_path / "classes.txt").write_text("road 255 0 0\nred car 9 8 7\n")
+    with pytest.raises(
+        DataError, match="'road' is label 0, but in .*png its color is that of label 1; start each line"
+    ):
+        opened(tmp_path)
+    (tmp_path / "classes.txt").write_text("road 1 2 3\nred\x0c\u2028car 255 0 0\nVoid 0 0 255\n")
+    assert opened(tmp_path).labels.classes == ("road", "red car")
     for index in range(3):
         save(tmp_path / f"masks/{index}.png", np.array([[1, 2, 3], [255, 0, 0], [0, 0, 255]])[labels])
     assert np.array_equal(opened(tmp_path).train.label(0), np.where(labels == 2, IGNORED, labels))
+    (tmp_path / "classes.txt").write_text("road 1 2 3\nred car 1 2 3\n")
+    with pytest.raises(DataError, match="'red car' has the color of another class; give each class its own"):
+        opened(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -323,6 +338,8 @@ def spoil(folder: Path, what: str) -> None:
             (folder / "classes.txt").write_text(f"a\n{'1' * 5000} b\nc\n")
         case "minus":
             (folder / "classes.txt").write_text("a\n-1 b\nc\n")
+        case "zeros":
+            (folder / "classes.txt").write_text("a\n0000000002 b\nc\n")
         case "control":
             (folder / "classes.txt").write_text("a\nb\x1b\nc\n")
         case "ignored":
@@ -347,6 +364,7 @@ def spoil(folder: Path, what: str) -> None:
         ("extra", r"1\.png: has no image 1\.\*"),
         ("none", r"no folders images and masks there \(found: images, other\).*--task classification"),
         ("classes", r"classes\.txt, line 3: 'b' repeats a label or a name"),
+        ("zeros", r"classes\.txt, line 2: '0000000002 b' is not `name`"),
         ("broken", r"1\.png: cannot be read as a mask"),
         ("digits", r"classes\.txt, line 2: '1+.* is not `name`, `label name` or `name r g b`"),
         ("minus", r"classes\.txt, line 2: '-1 b' is not `name`, `label name` or `name r g b`"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.images.sources.listing import EXTENSIONS
 from attngraft.tasks.images.stored import read_image
 from attngraft.tasks.task import unwrapped
+from attngraft.tensors import meta_device
 
 FEATURES = ".npy"  #: extension of an image's features
 
@@ -86,6 +88,12 @@ class CaptioningCodec(Codec):
             )
         remedy = f"restore them, or give each image's features as {FEATURES}"
         try:
+            with meta_device():
+                sized = create_encoder(replace(self._encoder_config, pretrained=False, weights=None)).eval()
+            with torch.device("meta"), torch.no_grad():
+                channels = sized(sized.blank()).shape[-1]
+            if channels != self._shape[1]:
+                raise DataError(f"it has {channels:,} channels, and the features of training have {self._shape[1]:,}")
             with downloads(self._permitted):
                 encoder = create_encoder(self._encoder_config).eval()
         except AttngraftError as error:

@@ -175,7 +175,11 @@ def read_flickr(file: Path) -> list[Captioned]:
             raise DataError(
                 f"{where}: expected NAME.jpg#0, a tab and a caption, found {quoted(line)}; correct the line"
             )
-        found.setdefault(match["name"], Captioned(name=match["name"], where=where)).add(match["caption"], where)
+        try:
+            image = found.setdefault(match["name"], Captioned(name=_name(match["name"]), where=where))
+        except ValueError as error:
+            raise DataError(f"{where}: {error}; correct the line") from None
+        image.add(match["caption"], where)
     if not found:
         raise DataError(f"{file}: has no lines; download it again")
     return list(found.values())

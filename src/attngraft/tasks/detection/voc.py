@@ -17,7 +17,7 @@ import numpy as np
 
 from attngraft.errors import DataError
 from attngraft.opening import read_text
-from attngraft.suggest import cut, quoted, repeated
+from attngraft.suggest import cut, quoted, repeated, text_lines
 from attngraft.tasks.detection.annotated import (
     AnnotatedImages,
     Checks,
@@ -27,7 +27,7 @@ from attngraft.tasks.detection.annotated import (
 )
 from attngraft.tasks.detection.config import ObjectDataConfig
 from attngraft.tasks.detection.per_image import Entry, read_files
-from attngraft.tasks.images.folders import IMAGES, find_side, image_files
+from attngraft.tasks.images.folders import IMAGES, files_by_key, find_side, image_files
 
 _FOLDERS = ("Annotations", "annotations")
 _LISTS = "ImageSets/Main"
@@ -40,7 +40,7 @@ def is_voc(root: Path) -> bool:
     folder = find_side(root, None, _FOLDERS) if root.is_dir() else None
     if folder is None:
         return False
-    for file in islice(_files(folder).values(), _PROBED):
+    for file in islice(files_by_key(folder, (".xml",)).values(), _PROBED):
         try:
             if "<object" in read_text(file).lower():
                 return True
@@ -92,7 +92,7 @@ def _renumbered(part: AnnotatedImages, table: np.ndarray) -> AnnotatedImages:
 
 
 def _entries(root: Path, folder: Path, images: Path, checks: Checks) -> dict[str, list[Entry]]:
-    found, files = image_files(images), _files(folder)
+    found, files = image_files(images), files_by_key(folder, (".xml",))
     lists = {split: _names(root / _LISTS / f"{split}.txt") for split in ("train", "val", "trainval", "test")}
     if lists["train"] is None and lists["trainval"] is not None:
         held = set(lists["val"] or ())
@@ -116,16 +116,11 @@ def _entries(root: Path, folder: Path, images: Path, checks: Checks) -> dict[str
     return result
 
 
-def _files(folder: Path) -> dict[str, Path]:
-    """Return the XML files in a folder by name without extension."""
-    return {file.stem: file for file in sorted(folder.iterdir()) if file.suffix.lower() == ".xml"}
-
-
 def _names(file: Path) -> list[str] | None:
     if not file.exists():
         return None
     try:
-        names = [line.split()[0] for line in read_text(file).splitlines() if line.strip()]
+        names = [line.split()[0] for line in text_lines(read_text(file)) if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: cannot be read as text ({error}); save it again in UTF-8") from None
     if (twice := repeated(names)) is not None:
@@ -149,11 +144,18 @@ def _objects(text: str, size: tuple[int, int], file: Path) -> list[tuple[str, st
         each.tag = str(each.tag).rpartition("}")[2].lower()
     if tree.tag != "annotation":
         raise ValueError(f"starts with <{cut(tree.tag)}>, not <annotation>")
+    objects = tree.findall("object")
+    if len(objects) < sum(each.tag == "object" for each in tree.iter()):
+        raise ValueError("has an <object> inside of another element")
+    if repeated(each.tag for each in tree if each.tag == "size"):
+        raise ValueError("has two sizes")
     given = [tree.findtext(f"size/{side}", "0").strip().removesuffix(".0") for side in ("width", "height")]
     if given not in (["0", "0"], ["", ""], [str(side) for side in size]):
         raise ValueError(f"is of {cut(' x '.join(given))} pixels, but its image has {size[0]} x {size[1]}")
     found = []
-    for place, each in enumerate(tree.findall("object"), start=1):
+    for place, each in enumerate(objects, start=1):
+        if twice := repeated(part.tag for part in each if part.tag in ("name", "bndbox", "difficult")):
+            raise ValueError(f"object {place} has two elements {twice}")
         name, box = (each.findtext("name") or "").strip(), each.find("bndbox")
         if not name or box is None:
             raise ValueError(f"object {place} has no {'bndbox' if name else 'name'}")

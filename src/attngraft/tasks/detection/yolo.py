@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from attngraft.errors import ConfigError, DataError
-from attngraft.suggest import cut, quoted
+from attngraft.suggest import cut, quoted, text_lines
 from attngraft.tasks.detection.annotated import Checks, ObjectList, ReadObjects
 from attngraft.tasks.detection.config import ObjectDataConfig
 from attngraft.tasks.detection.per_image import Entry, read_files
 from attngraft.tasks.detection.run_lengths import of_polygons
-from attngraft.tasks.images.folders import IMAGES, SPLITS, find_side, image_files, split_folder
+from attngraft.tasks.images.folders import IMAGES, SPLITS, files_by_key, find_side, image_files, split_folder
 from attngraft.yaml_config import read_yaml
 
 _FILES = ("data.yaml", "data.yml", "dataset.yaml", "dataset.yml")
@@ -77,7 +77,7 @@ def read_yolo(path: Path, config: ObjectDataConfig) -> ReadObjects:
         raise DataError(f"{root}: no folders images/train and labels/train, or train/images and train/labels; add them")
 
     def parse(text: str, objects: ObjectList, file: Path) -> None:
-        for place, line in enumerate(text.splitlines(), start=1):
+        for place, line in enumerate(text_lines(text), start=1):
             if line.strip():
                 where = f"{file}, line {place}"
                 try:
@@ -109,6 +109,8 @@ def _names(content: Mapping[str, Any], file: Path) -> dict[int, str]:
     for key, name in named.items():
         if type(key) is not int or key < 0 or isinstance(name, list | dict | None):
             raise DataError(f"{file}: names: {quoted(key)}: {quoted(name)} is not the number and the name of a class")
+    if content.get("nc", len(named)) != len(named):
+        raise DataError(f"{file}: nc is {quoted(content['nc'])}, but names has {len(named)} classes; correct it")
     return {key: str(name) for key, name in sorted(named.items())}
 
 
@@ -158,8 +160,7 @@ def _labels_of(images: Path, root: Path) -> Path | None:
 
 def _entries(images: Path, labels: Path, root: Path, checks: Checks) -> list[Entry]:
     found = image_files(images)
-    texts = [path for path in sorted(labels.rglob("*")) if path.suffix.lower() == ".txt"]
-    files = {path.relative_to(labels).with_suffix("").as_posix(): path for path in texts}
+    files = files_by_key(labels, (".txt",))
     if not found:
         raise DataError(f"{images}: contains no images; add some")
     for key in sorted(files.keys() - found.keys() - {"classes"}):  # labelImg writes classes.txt

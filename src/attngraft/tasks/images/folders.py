@@ -8,7 +8,7 @@ Images and masks are matched by path and name without the extension (Cityscapes:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from attngraft.errors import DataError
@@ -86,9 +86,18 @@ def split_folder(root: Path, split: str) -> Path | None:
 
 def image_files(folder: Path, end: str = "") -> dict[str, Path]:
     """Return the image files below a folder by path without extension and the `end` of the name."""
+    return files_by_key(folder, _EXTENSIONS, end)
+
+
+def files_by_key(folder: Path, extensions: Collection[str], end: str = "") -> dict[str, Path]:
+    """Return files with some extensions below a folder by path without extension and the `end` of the name.
+
+    Raises:
+        DataError: two files have the same key.
+    """
     found: dict[str, Path] = {}
     for path in sorted(folder.rglob("*")):
-        if path.suffix.lower() in _EXTENSIONS and not path.name.startswith(".") and path.stem.endswith(end):
+        if path.suffix.lower() in extensions and not path.name.startswith(".") and path.stem.endswith(end):
             key = path.relative_to(folder).with_suffix("").as_posix().removesuffix(end)
             if key in found:
                 raise DataError(f"{path}: {found[key].name} has the same name; keep one of them")

@@ -15,7 +15,7 @@ import numpy as np
 
 from attngraft.errors import DataError
 from attngraft.opening import DAMAGE, TEXT_LIMIT, array_of, open_regular
-from attngraft.suggest import first_line
+from attngraft.suggest import first_line, quoted
 from attngraft.tasks.points.clouds import cloud_columns, numbered, quiet
 from attngraft.tasks.points.lines import Lines, check_end, header_lines, whole
 from attngraft.tasks.points.meshes import Raw, binary_columns, cloud_roles, read_off, read_ply
@@ -119,6 +119,8 @@ def _pcd(data: bytes, path: Path) -> Raw:
     places, fields = dict[str, str](), dict[str, list[str]]()
     for number, line in enumerate(rows, start=1):
         key, *entries = line.split() or [""]
+        if key in fields and key and not key.startswith("#"):
+            raise DataError(f"{path}: line {number}: a second line {quoted(key)}; remove one")
         fields[key], places[key] = entries, f"{path}: line {number}"
     names = fields.get("FIELDS") or fields.get("COLUMNS") or []
     roles = cloud_roles(names, path)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from attngraft.errors import DataError
-from attngraft.suggest import quoted, shortened
+from attngraft.suggest import quoted, repeated, shortened
 from attngraft.tasks.points.clouds import cloud_columns, finite, numbered
 from attngraft.tasks.points.lines import MOST, Lines, check_end, header_lines, parsed, whole
 
@@ -172,6 +172,8 @@ def cloud_roles(names: Sequence[str], path: Path) -> list[int]:
         raise DataError(
             f"{path}: has no x, y and z (found: {shortened(names, 8) or 'nothing'}); save the points with them"
         )
+    if (twice := repeated(name for name in lowered if name != "_")) is not None:  # padding of PCD
+        raise DataError(f"{path}: has two columns {quoted(twice)}; rename or remove one")
     chosen = ["x", "y", "z"]
     for normal in (["nx", "ny", "nz"], ["normal_x", "normal_y", "normal_z"]):
         if {*normal} <= {*lowered} and len(chosen) == 3:
@@ -290,6 +292,8 @@ def _ply_header(lines: Sequence[str], path: Path) -> tuple[str, list[_Element]]:
                 raise DataError(
                     f"{path}: line {number}: {quoted(line)} is no part of a PLY header; save the file again"
                 )
+    if (twice := repeated(element.name for element in elements)) is not None:
+        raise DataError(f"{path}: the header declares {quoted(twice)} twice; save the file again")
     if order is None or not all(element.properties for element in elements):
         raise DataError(f"{path}: the header has no format, or an element without properties; save the file again")
     return order, elements

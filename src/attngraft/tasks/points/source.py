@@ -218,6 +218,7 @@ class _Found:
 
     classes: tuple[str, ...]
     splits: dict[str, list[tuple[str, Stored, int]]] = field(default_factory=dict)
+    listed: set[str] = field(default_factory=set)  #: names of clouds that a list names
 
     def add(self, split: str, name: str, stored: Stored, category: int) -> None:
         self.splits.setdefault(split, []).append((name, stored, category))
@@ -308,7 +309,7 @@ def _resampled(root: Path, listed: str) -> _Found:
         lists = root / f"{listed}_{split}.txt"
         for place, name in _listed(lists) if split == "train" or lists.exists() else ():
             kind = name.rpartition("_")[0]
-            if kind not in number or "/" in name:
+            if kind not in number or "/" in name or kind == "..":
                 near = did_you_mean(kind, found.classes)
                 raise DataError(
                     f"{place}: {quoted(name)} is not CLASS_NUMBER of a class of {listed}{near}; correct the line"
@@ -320,7 +321,7 @@ def _resampled(root: Path, listed: str) -> _Found:
 def _shapenet(root: Path) -> _Found:
     classes, number = list[str](), dict[str, int]()
     for place, line in _listed(root / CATEGORIES):
-        if len(line.split()) != 2:
+        if len(line.split()) != 2 or "/" in line or ".." in line:
             raise DataError(f"{place}: expected a category and the name of its folder; download the file again")
         name, synset = line.split()
         number[synset] = len(classes)
@@ -345,6 +346,9 @@ def _shapenet(root: Path) -> _Found:
 def _add_file(found: _Found, split: str, file: Path, name: str, category: int, place: str) -> None:
     if not file.is_file():
         raise DataError(f"{place}: there is no file {file}; download the data again, or remove this entry")
+    if name in found.listed:
+        raise DataError(f"{place}: lists the cloud {quoted(name)} a second time; remove this entry")
+    found.listed.add(name)
     found.add(split, name, file, category)
 
 

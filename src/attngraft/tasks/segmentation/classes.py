@@ -14,7 +14,7 @@ from attngraft.counting import counted
 from attngraft.errors import DataError
 from attngraft.files import user_path
 from attngraft.opening import read_text
-from attngraft.suggest import did_you_mean, quoted
+from attngraft.suggest import did_you_mean, quoted, text_lines
 from attngraft.tasks.images.boundaries import IGNORED
 from attngraft.tasks.images.folders import CITYSCAPES_END
 from attngraft.tasks.images.stored import Stored, read_mask
@@ -87,19 +87,22 @@ def mask_classes(root: Path, config: MaskDataConfig, masks: Sequence[Stored]) ->
     for number, (label, _, _) in enumerate(kept):
         table[label] = number
     given = mode not in VALUES
+    if palette is not None:
+        _check_palette(kept, palette, file, masks[0])
     colors = tuple(color or _color(label, palette) for label, _, color in kept)
-    rgb = None
+    rgb: dict[int, int] | None = None
     if given:
         if lacking := [name for _, name, color in kept if color is None]:
             raise DataError(
                 f"{file}: no color for the class {lacking[0]!r}, and masks are in mode {mode}; use `name r g b`"
             )
         numbers = {label: number for number, (label, _, _) in enumerate(kept)}
-        rgb = {
-            color[0] << 16 | color[1] << 8 | color[2]: numbers.get(label, IGNORED)
-            for label, _, color in listed
-            if color is not None
-        }
+        rgb = {}
+        for label, name, color in listed:
+            if color is not None:
+                number, value = numbers.get(label, IGNORED), color[0] << 16 | color[1] << 8 | color[2]
+                if rgb.setdefault(value, number) != number:
+                    raise DataError(f"{file}: {quoted(name)} has the color of another class; give each class its own")
     return Labels(classes=tuple(name for _, name, _ in kept), colors=colors, table=table, rgb=rgb)
 
 
@@ -122,6 +125,22 @@ def coco_classes(
         table=table,
         coco={mask: found for found in coco.values() for mask in found.annotated},
     )
+
+
+def _check_palette(
+    classes: Sequence[tuple[int, str, Color | None]], palette: list[int], file: Path, mask: Stored
+) -> None:
+    """Refuse a class file that lists the colors of a mask's palette in another order."""
+    colors = list(zip(palette[0::3], palette[1::3], palette[2::3], strict=False))
+    given = [(label, name, color) for label, name, color in classes if color is not None]
+    if not all(color in colors for _, _, color in given):
+        return  # a palette for something else
+    for label, name, color in given:
+        if colors[label : label + 1] != [color]:
+            raise DataError(
+                f"{file}: {quoted(name)} is label {label}, but in {mask} its color is that of label {colors.index(color)}; "
+                "start each line with the label"
+            )
 
 
 def _values(masks: Sequence[Stored]) -> list[int]:
@@ -156,7 +175,7 @@ def _read_classes(file: Path) -> list[tuple[int, str, Color | None]]:
         DataError: the file cannot be read, or a line has another form; the message names the line.
     """
     try:
-        lines = read_text(file, limit=2**20).splitlines()
+        lines = text_lines(read_text(file, limit=2**20))
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: cannot be read ({error}); correct task.data.classes_file") from None
     found: list[tuple[int, str, Color | None]] = []
@@ -169,7 +188,7 @@ def _read_classes(file: Path) -> list[tuple[int, str, Color | None]]:
             color = (int(words[-3]), int(words[-2]), int(words[-1]))
             words = words[:-3]
         if len(words) > 1 and _INTEGER.fullmatch(words[0]):
-            label, words = int(words[0][:9]), words[1:]
+            label, words = int(words[0]) if len(words[0]) < 10 else -1, words[1:]
         name = " ".join(words)
         if not name or not 0 <= label <= 255 or (color and max(color) > 255):
             raise DataError(
@@ -186,7 +205,7 @@ def _read_classes(file: Path) -> list[tuple[int, str, Color | None]]:
 def _ade20k(file: Path) -> list[tuple[int, str, Color | None]]:
     """Return label and first name of each class in the table of ADE20K, after label 0 for all others."""
     try:
-        rows = [line.split("\t") for line in read_text(file).splitlines()[1:] if line.strip()]
+        rows = [line.split("\t") for line in text_lines(read_text(file))[1:] if line.strip()]
         found = [(int(row[0]), row[-1].split(",")[0].strip(), None) for row in rows]
         labels = {label for label, _, _ in found}
         if len(labels) < len(found) or any(not 0 < label < IGNORED for label in labels):

@@ -135,12 +135,15 @@ def _read(root: Path, split: str, file: Path) -> tuple[CocoSplit, list[Class]]:
             path = path_below(root, folder, entry["file_name"])
             mask = path
             if panoptic and masks is not None:
-                if not annotations[key]:
-                    raise DataError(f"{file}: no segments for {entry['file_name']}; add them, or remove the image")
+                if len(annotations[key]) != 1:
+                    what = "two lists of" if annotations[key] else "no"
+                    raise DataError(f"{file}: {what} segments for {cut(str(entry['file_name']))}; give each image one")
                 mask = path_below(masks, masks, annotations[key][0]["file_name"])
             for each in (path, mask):
                 if not each.exists():
                     raise DataError(f"{each}: is missing, but {file} lists it; add it, or remove its entry")
+            if mask in annotated:
+                raise DataError(f"{file}: lists {cut(str(entry['file_name']))} twice; join the entries")
             names.append((path.relative_to(root).as_posix(), path, mask))
             annotated[mask] = (entry, annotations[key])
     except (OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
