@@ -39,6 +39,7 @@ DEPTH_LIMIT = 100  #: objects and lists of JSON inside of each other
 # Limits of archives. Masks and one-hot labels compress to a hundredth, but what deflate compresses to a thousandth is empty.
 UNPACKED_RATIO = 100  #: largest size of what an archive unpacks to, as a multiple of its own size ...
 UNPACKED_FREE = 2**28  #: ... if that is more than this many bytes
+_UNPACKED_TEXT = 2**24  #: ... of a text, whose lines take more memory than their bytes
 ZIP_DIRECTORY = 2**23  #: bytes of the list of a zip's members: at least 80,000 members
 TAR_MEMBERS = 2**25  #: ImageNet-21k has 14 million images
 
@@ -144,19 +145,19 @@ def check_folder(folder: Path | str) -> None:
             pass
 
 
-def unpacked_limit(packed: int) -> int:
+def unpacked_limit(packed: int, *, free: int | None = None) -> int:
     """Return the largest size in bytes of what an archive of `packed` bytes may unpack to."""
-    return max(UNPACKED_FREE, UNPACKED_RATIO * packed)
+    return max(UNPACKED_FREE if free is None else free, UNPACKED_RATIO * packed)
 
 
-def check_unpacked(path: Path | str, unpacked: int, packed: int) -> None:
+def check_unpacked(path: Path | str, unpacked: int, packed: int, *, free: int | None = None) -> None:
     """Check what an archive unpacks to.
 
     Raises:
         UnsuitableFile: it is more than `unpacked_limit` of its own size, `packed`.
     """
-    if unpacked > unpacked_limit(packed):
-        sizes = [shown_size(size) for size in (packed, unpacked, unpacked_limit(packed))]
+    if unpacked > unpacked_limit(packed, free=free):
+        sizes = [shown_size(size) for size in (packed, unpacked, unpacked_limit(packed, free=free))]
         raise UnsuitableFile(path, "unpacks from {} to {}, more than {}".format(*sizes))
 
 
@@ -276,7 +277,7 @@ def read_blocks(path: Path | str) -> Iterator[bytes]:
         with gzip.open(file) as text:
             while block := text.read(_BLOCK):
                 unpacked += len(block)
-                check_unpacked(path, unpacked, packed)
+                check_unpacked(path, unpacked, packed, free=_UNPACKED_TEXT)
                 yield block
 
 

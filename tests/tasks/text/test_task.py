@@ -28,6 +28,7 @@ from attngraft.training.loop import train
 from attngraft.training.run_folder import read_run
 from attngraft.training.setup import _refuse_unshardable
 from tests.tasks.text.toys import host, recipe, sentences, table
+from tests.training.toys import with_new_checksums
 
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 
@@ -95,6 +96,14 @@ def test_a_run_keeps_its_tokenizer(trained: Path, tmp_path: Path) -> None:
     changed = (other / "fitted" / FILE).read_text().replace('"a"', '"A"', 1)
     (other / "fitted" / FILE).write_text(changed)
     with pytest.raises(TrainingError, match=r"fitted/tokenizer\.json: damaged since the run finished"):
+        open_model(str(other))
+    content = json.loads((trained / "fitted" / FILE).read_text())
+    vocabulary = content["model"]["vocab"]
+    first, second = [*vocabulary][-2:]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (other / "fitted" / FILE).write_text(json.dumps(content))
+    with_new_checksums(other)
+    with pytest.raises(DataError, match=r"fitted/tokenizer\.json in its folder\) is missing or was changed"):
         open_model(str(other))
     (other / "fitted" / FILE).unlink()
     with pytest.raises(DataError, match=r"fitted/tokenizer\.json in its folder\) is missing"):

@@ -140,6 +140,20 @@ def test_files_of_different_lengths_are_named(tmp_path: Path) -> None:
     assert f"{tmp_path / 'val.en'} has 2 lines, but {tmp_path / 'val.de'} has 1;" in str(error.value)
 
 
+def test_files_of_one_split_and_language(tmp_path: Path) -> None:
+    write_pairs(tmp_path, {"train": sentences(4), "val": sentences(2), "test": sentences(1)})
+    (tmp_path / "train.de.gz").write_bytes(gzip.compress(b"eins\n"))
+    with pytest.raises(DataError, match=r"train\.de\.gz: train\.de has the same name; keep one of them"):
+        opened(tmp_path)
+    (tmp_path / "train.de.gz").unlink()
+    (tmp_path / "train.de").unlink()
+    with pytest.raises(DataError, match=r"train\.en: there is no train\.de; add it, or rename or remove the file"):
+        opened(tmp_path)
+    (tmp_path / "train.de").symlink_to("nowhere")
+    with pytest.raises(DataError, match=r"train\.de: is not a regular file; remove it, or replace it"):
+        opened(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
@@ -147,6 +161,8 @@ def test_files_of_different_lengths_are_named(tmp_path: Path) -> None:
         ("x.en", b"good\n\x89PNG\x00\x01", "x.en: line 2 has a zero byte"),
         ("x.en.gz", gzip.compress(b"one\ntwo\nthree\n" * 9000, mtime=0)[:-40], r"x.en.gz: damaged at line \d+"),
         ("x.en.gz", b"one\ntwo\n", "x.en.gz: damaged at line 1"),
+        ("x.en.gz", gzip.compress(b"\n" * 2**24), "x.en.gz: 16,777,216 lines of 1 bytes on average are no sentences"),
+        ("x.en.gz", gzip.compress(b"\n" * (2**24 + 1)), "x.en.gz: cannot be opened .*unpacks from"),
     ],
 )
 def test_damaged_files_are_named_with_their_line(tmp_path: Path, name: str, data: bytes, message: str) -> None:

@@ -34,6 +34,8 @@ from attngraft.tasks.text.lengths import call_model, takes_padding
 from attngraft.tasks.text.source import Texts, TextSource, open_texts
 from attngraft.tasks.text.tokenizer import FILE, Tokenizer, folder_tokenizer, pad, read_tokenizer, train_tokenizer
 
+_TOKENIZER = f"the run's tokenizer ({FITTED_FOLDER}/{FILE} in its folder) is missing or was changed; restore that file"
+
 
 class TextSplit(Split):
     """Encoded texts and their labels."""
@@ -118,9 +120,7 @@ class TextClassification(LabelTask):
         if config.tokenizer.max_length is not None:  # stages of a recipe may set different values
             self._tokenizer = self._tokenizer.cut_at(config.tokenizer.max_length)
         if self._expected not in (None, self._tokenizer.digest):
-            raise DataError(
-                f"the run's tokenizer ({FITTED_FOLDER}/{FILE} in its folder) is missing or was changed; restore that file"
-            )
+            raise DataError(_TOKENIZER)
         splits = {name: TextSplit(texts, self._tokenizer) for name, texts in source.parts().items()}
         facts = {"task": self.name, "source": config.data.source, **_facts(source, self._tokenizer, splits)}
         return TaskData(
@@ -197,6 +197,8 @@ class TextClassification(LabelTask):
 
     def serving(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> Serving:
         known = facts["input"]
+        if self._tokenizer is not None and self._tokenizer.digest != known["tokenizer"]:
+            raise DataError(_TOKENIZER)
         return Serving(
             kind="text",
             input={

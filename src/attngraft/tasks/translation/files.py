@@ -17,6 +17,7 @@ from attngraft.tasks.images.sources.base import TEST_NAMES, TRAIN_NAMES, VAL_NAM
 from attngraft.tasks.images.sources.listing import is_image, is_unsupported
 from attngraft.tasks.images.sources.table import KINDS, LabelTable, decode_utf8
 
+_FREE_LINES, _SHORTEST = 2**20, 8  #: files of more lines have this many bytes per line on average
 _LANGUAGE = re.compile(r"[a-z]{2,3}([-_][a-z0-9]{2,8})*", re.IGNORECASE)
 #: extensions of two or three letters that are no languages
 _OTHER = re.compile(
@@ -31,8 +32,13 @@ def aligned_files(path: Path) -> dict[str, dict[str, Path]]:
     found: dict[str, dict[str, Path]] = {}
     for file in sorted(folder.iterdir()) if folder.is_dir() else ():
         stem, _, extension = file.name.removesuffix(".gz").rpartition(".")
-        if stem and extension and (path.is_dir() or stem == path.name) and file.is_file():
-            found.setdefault(stem, {}).setdefault(extension, file)
+        if not stem or not extension or not (path.is_dir() or stem == path.name) or file.is_dir():
+            continue
+        if not file.is_file() and _is_language(extension):
+            raise DataError(f"{file}: is not a regular file; remove it, or replace it by one")
+        if extension in found.setdefault(stem, {}):
+            raise DataError(f"{file}: {found[stem][extension].name} has the same name; keep one of them")
+        found[stem][extension] = file
     return found
 
 
@@ -77,12 +83,18 @@ def with_usual_splits(stems: Sequence[str], config: DataConfig) -> DataConfig:
 def aligned_tables(
     files: Mapping[str, Mapping[str, Path]], names: Sequence[str]
 ) -> dict[str, Callable[[], LabelTable]]:
-    """Return functions that read the table of each stem, with a column per extension in `names`."""
-    return {
-        stem: partial(_read_aligned, stem, {name: of[name] for name in names})
-        for stem, of in files.items()
-        if all(name in of for name in names)
-    }
+    """Return functions that read the table of each stem, with a column per extension in `names`.
+
+    Raises:
+        DataError: training or validation sentences are there in some of the languages only.
+    """
+    whole = [stem for stem, of in files.items() if all(name in of for name in names)]
+    for stem, of in files.items() if whole else ():
+        lacking = [name for name in names if name not in of]
+        if 0 < len(lacking) < len(names) and usual_name(stem, [*TRAIN_NAMES, *(set(VAL_NAMES) - set(TEST_NAMES))]):
+            held = next(of[name] for name in names if name in of)
+            raise DataError(f"{held}: there is no {stem}.{lacking[0]}; add it, or rename or remove the file")
+    return {stem: partial(_read_aligned, stem, {name: files[stem][name] for name in names}) for stem in whole}
 
 
 def _read_aligned(stem: str, files: Mapping[str, Path]) -> LabelTable:
@@ -122,6 +134,10 @@ def read_lines(path: Path) -> list[str]:
         line = data.count(b"\n", 0, zero) + 1
         raise DataError(
             f"{path}: line {line} has a zero byte, so this is no UTF-8 text; give a file with a sentence per line"
+        )
+    if (count := data.count(b"\n")) > _FREE_LINES and count * _SHORTEST > len(data):
+        raise DataError(
+            f"{path}: {count:,} lines of {len(data) // count} bytes on average are no sentences; correct it"
         )
     lines = decode_utf8(data, path).split("\n")
     return [line.removesuffix("\r") for line in (lines if lines[-1] else lines[:-1])]

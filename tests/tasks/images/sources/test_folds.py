@@ -17,6 +17,7 @@ from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.opening import OpenedImages, open_images
 from attngraft.tasks.images.sources.folds import draw_folds
 from attngraft.tasks.images.sources.splitting import save_split
+from attngraft.tasks.images.sources.table import LabelTable, read_groups
 from attngraft.tasks.text.config import TextDataConfig
 from attngraft.tasks.text.source import open_texts
 from tests.tasks.images.datasets import make_folder, picture
@@ -155,6 +156,11 @@ def test_groups_of_a_table(tmp_path: Path) -> None:
         open_images(DataConfig(source=str(path), group_column="patient", val_fraction=0.1))
     with pytest.raises(ConfigError, match=r"group_column: .* has no column 'patent' .did you mean patient"):
         opened(path, 0, group_column="patent")
+
+
+def test_groups_that_are_equal_numbers_are_one() -> None:
+    entries = LabelTable(where="a.jsonl", columns={"patient": [1, 1.0, "1", " 2"]}, numbers=range(4))
+    assert read_groups(entries, "patient") == ["1", "1", "1", "2"]
 
 
 def test_a_file_of_folds(tmp_path: Path) -> None:

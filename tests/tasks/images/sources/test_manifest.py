@@ -279,12 +279,25 @@ def test_a_row_without_its_image_is_left_out_and_named(pictures: Path) -> None:
     assert sum(data.facts["sizes"].values()) == 12
 
 
-@pytest.mark.parametrize("label", [{"a": 1}, [["cat"], ["dog"]], ["cat", {"a": 1}]])
-def test_labels_that_are_no_texts_or_numbers_are_refused(tmp_path: Path, label: object) -> None:
-    rows = [{"path": f"{index}.png", "label": label} for index in range(4)]
+@pytest.mark.parametrize("column", ["label", "labels"])
+@pytest.mark.parametrize("label", [{"a": 1}, [["cat"], ["dog"]], ["cat", {"a": 1}], '["cat", ["dog"]]'])
+def test_labels_that_are_no_texts_or_numbers_are_refused(tmp_path: Path, column: str, label: object) -> None:
+    rows = [{"path": f"{index}.png", column: label} for index in range(4)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(DataError, match=r"a\.jsonl: line 1: column 'label' contains .*; write a (text|list of texts)"):
+    with pytest.raises(
+        DataError, match=r"a\.jsonl: line 1: column 'labels?' contains .*; write a (text|list of texts)"
+    ):
         open_source(DataConfig(source=str(tmp_path / "a.jsonl")))
+
+
+def test_labels_that_are_maps_are_refused(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet as pq
+
+    labels = pa.array([[("cat", 1), ("dog", 0)]] * 4, pa.map_(pa.string(), pa.int64()))
+    pq.write_table(pa.table({"path": [f"{index}.png" for index in range(4)], "labels": labels}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet: row 0: column 'labels' contains .*; write a list of texts"):
+        open_source(DataConfig(source=str(tmp_path / "a.parquet")))
 
 
 def test_rows_of_json_with_fields_of_their_own_are_refused(

@@ -35,7 +35,7 @@ NUMBERS = ("target", "value", "number", "label", "y")  #: usual names of a singl
 LARGEST_NUMBER = 1e100  #: larger ones overflow when they are squared
 SEPARATORS = {"bar": "|", "semicolon": ";", "comma": ",", "space": " "}  #: in order of detection
 
-_NOT_PLAIN = (list, dict, bytes)
+_NOT_PLAIN = (list, tuple, dict, bytes)
 _ENTRY = 8  #: least number of bytes of an entry in memory
 _SPARSE = 32  #: largest number of entries of a table for each that is not missing ...
 _FREE_ENTRIES = 2**25  #: ... if there are more than these
@@ -107,7 +107,7 @@ def read_groups(table: LabelTable, column: str) -> list[str]:
         ConfigError: there is no such column.
         DataError: a row has no group.
     """
-    groups = ["" if entry is None else str(entry).strip() for entry in table.column(column, field="group_column")]
+    groups = _words(table.column(column, field="group_column"))
     empty = next((row for row, group in enumerate(groups) if group.lower() in MISSING), None)
     if empty is not None:
         raise DataError(f"{table.line(empty)}: column {column!r} is empty; give every row its group")
@@ -492,6 +492,11 @@ def as_lists(
                 )
         rows = [[_word(label) for label in entry] if isinstance(entry, list) else [] for entry in entries]
         return rows, f"Column {name!r} has lists of labels."
+    for row, entry in enumerate(entries):
+        if isinstance(entry, _NOT_PLAIN):
+            raise DataError(
+                f"{table.line(row)}: column {name!r} contains {quoted(entry)}; write a list of texts or numbers"
+            )
     texts = _words(entries)
     different = set(texts)
     if config.label_separator is not None:
@@ -531,4 +536,6 @@ def _json_list(table: LabelTable, row: int, name: str, text: str) -> list[str]:
             raise DataError(
                 f"{table.line(row)}: column {name!r} does not contain a JSON list of labels ({error}): {text[:60]}"
             ) from None
+    if any(isinstance(label, _NOT_PLAIN) for label in labels):
+        raise DataError(f"{table.line(row)}: column {name!r} contains {quoted(text)}; write a list of texts or numbers")
     return [_word(label) for label in labels]
