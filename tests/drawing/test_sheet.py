@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import matplotlib
 import pytest
@@ -65,3 +66,14 @@ def test_inline_svg_has_a_text_alternative_and_no_white_space():
     assert 'aria-label="\N{MINUS SIGN}1 point"' in text
     assert ">&lt;b&gt; &amp; $x$</text>" in text
     assert ">\n" not in text
+
+
+def test_control_characters_are_shown_as_signs():
+    harmful = Drawing(
+        name="d", alt="a\x1b[31m", draw=lambda axes, theme: axes.set_title("b\x1b\nc\x00"), width=3, height=2
+    )
+    files = figure_files("plot", [harmful])
+    assert b"\x1b" not in files["plot.svg"] and b"\x00" not in files["plot.svg"]
+    text = inline_svg(replace(harmful, titles={"axes_1": "d\x1b"}))
+    assert "b\ufffd</text>" in text and "c\ufffd</text>" in text  # two lines
+    assert 'aria-label="a\ufffd[31m"' in text and "<title>d\ufffd</title>" in text

@@ -75,6 +75,43 @@ def _state(seed: int) -> TrainState:
     )
 
 
+@pytest.mark.parametrize("name", ["adamw", "lamb", "adan", "laprop", "muon", "novograd", "lookahead_sgd", "kron"])
+def test_the_optimizer_is_restored_with_the_settings_of_the_recipe(name: str, tmp_path: Path) -> None:
+    def state() -> TrainState:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 3))
+        optimizer = timm.optim.create_optimizer_v2(model, opt=name, lr=1e-3)
+        return TrainState(
+            accelerator=accelerator,
+            model=model,
+            optimizer=accelerator.prepare_optimizer(optimizer),
+            ema=None,
+            counters=Counters(),
+            freezing=FreezingSchedule(model),
+        )
+
+    def stored(state: TrainState) -> str:
+        content = state.optimizer.state_dict()
+        text = str([content["state"], content["param_groups"]])
+        return text.replace("(", "[").replace(")", "]")  # torch makes lists of tuples
+
+    accelerator, run = Accelerator(cpu=True), RunFolder(tmp_path)
+    first = state()
+    for _ in range(8):
+        first.model(torch.randn(2, 5)).square().sum().backward()
+        first.optimizer.step()
+        first.optimizer.zero_grad()
+    first.counters.epoch = 1
+    save(run, first)
+    content = torch.load(run.last, weights_only=True)
+    for group in content["optimizer"]["param_groups"]:
+        group.update(weight_decay=9.0, betas=(0.5, 2.0))
+    torch.save(content, run.last)
+    second = state()
+    assert restore(run, second)
+    assert stored(first) == stored(second)
+
+
 def _detached(*states: TrainState) -> list[list[Tensor]]:
     return [list(detached_state(state.model).values()) for state in states]
 

@@ -5,6 +5,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -160,6 +161,48 @@ def test_progress_and_moments_of_another_run_are_refused(run: Path) -> None:
     moments = {name: {**each, "exp_avg": torch.zeros(each["exp_avg"].ndim * [3])} for name, each in state.items()}
     change_checkpoint(run, counters=whole["counters"], optimizer={**whole["optimizer"], "state": moments})
     with pytest.raises(TrainingError, match=r"last\.pt: this checkpoint does not fit the run \(exp_avg of"):
+        train(recipe(), run, progress=Silent())
+
+
+def negative(state: dict[str, Any]) -> None:
+    state["exp_avg_sq"][0] = -1
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (
+            lambda state: state.update(exp_avg=torch.ones(1)),
+            "exp_avg of head.bias is not that of the recipe's optimizer",
+        ),
+        (lambda state: state.update(exp_avg=state["exp_avg"].double()), "exp_avg of head.bias is not that"),
+        (lambda state: state.update(step=torch.tensor(-1.0)), "step of head.bias is negative"),
+        (lambda state: state.update(extra=torch.ones(3)), "extra of head.bias is not that"),
+        (lambda state: state.pop("exp_avg_sq"), "exp_avg_sq of head.bias is not that"),
+        (negative, "exp_avg_sq of head.bias is negative"),
+    ],
+)
+def test_another_state_of_the_optimizer_is_refused(damage: Callable[[Any], None], message: str, run: Path) -> None:
+    (run / "finished.json").unlink()
+    optimizer = torch.load(run / "checkpoints/last.pt", weights_only=True)["optimizer"]
+    damage(optimizer["state"]["head.bias"])
+    change_checkpoint(run, optimizer=optimizer)
+    with pytest.raises(TrainingError, match=rf"last\.pt: this checkpoint does not fit the run \({message}"):
+        train(recipe(), run, progress=Silent())
+
+
+def test_a_state_without_parameters_is_refused(run: Path) -> None:
+    (run / "finished.json").unlink()
+    change_checkpoint(run, optimizer={"state": {}, "param_groups": []})
+    with pytest.raises(TrainingError, match=r"the optimizer's state has missing or additional parameters: blocks\.0\."):
+        train(recipe(), run, progress=Silent())
+
+
+def test_metrics_of_fewer_epochs_than_trained_are_refused(run: Path) -> None:
+    (run / "finished.json").unlink()
+    counters = torch.load(run / "checkpoints/last.pt", weights_only=True)["counters"]
+    change_checkpoint(run, counters={**counters, "epoch": 1, "step": 0, "rows": []})
+    with pytest.raises(TrainingError, match=r"last\.pt: this checkpoint has metrics of 0 epochs, but is of epoch 1;"):
         train(recipe(), run, progress=Silent())
 
 

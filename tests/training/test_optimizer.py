@@ -81,7 +81,9 @@ def test_optimizers_of_timm_learn(name: str) -> None:
         ({"name": "adamww"}, r"no optimizer 'adamww' \(did you mean adamw\?\)"),
         ({"args": {"wings": 2}}, "optimizer adamw with .*wings"),
         ({"betas": [0.9, 1.5]}, "optimizer adamw with .*beta"),
-        ({"betas": []}, "optimizer adamw with .*betas"),
+        ({"betas": []}, r"optimizer\.betas: must be 2 numbers for adamw; got \(\)"),
+        ({"betas": [0.9, 0.999, 0.5]}, r"optimizer\.betas: must be 2 numbers for adamw; got \(0\.9"),
+        ({"name": "adan", "args": {"betas": [0.9, 0.99]}}, r"optimizer\.betas: must be 3 numbers for adan"),
         ({"name": "lookahead_adahessian"}, "lookahead_adahessian needs second derivatives"),
     ],
 )

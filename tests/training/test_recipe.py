@@ -183,6 +183,8 @@ def test_round_trip_through_dictionary_and_yaml(sections: dict[str, Any]) -> Non
         ("train.amp=bf61", r"train\.amp: 'bf61' is not a choice.*did you mean bf16\?"),
         ("schedule.epochs=2.5", r"schedule\.epochs: expected a whole number"),
         ("schedule.warmup_epochs=30", r"schedule\.warmup_epochs: must be less than the 30 epochs"),
+        ("schedule.decay_milestones=[5, 1]", r"schedule\.decay_milestones: must increase; got \(5, 1\)"),
+        ("schedule.decay_milestones=[1, 1]", r"schedule\.decay_milestones: must increase; got \(1, 1\)"),
         ("schedule.name=cosin", r"did you mean cosine\?"),
         ("task.name=null", r"task\.name: must be the name of a task"),
         ("optimizer.lr=.nan", r"optimizer\.lr: expected a finite number"),

@@ -19,11 +19,12 @@ from matplotlib.axes import Axes
 from matplotlib.axis import XAxis, YAxis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from scipy.optimize import isotonic_regression
 
 from attngraft.drawing.theme import LIGHT, THEMES, Theme
-from attngraft.results.wording import minus
+from attngraft.results.wording import minus, shown
 
 TEXT_SIZE = 9.0  #: points
 LINE_HEIGHT = 12.5  #: points between the baselines of stacked labels
@@ -93,7 +94,7 @@ def inline_svg(drawing: Drawing, *, prefix: str = "") -> Markup:
     for element in list(root.iter()):
         if (hint := drawing.titles.get(element.get("id", ""))) is not None:
             title = ElementTree.Element("title")
-            title.text = minus(hint)
+            title.text = minus(shown(hint))
             element.insert(0, title)
     for element in root.iter():
         element.tag = _local(element.tag)
@@ -104,7 +105,7 @@ def inline_svg(drawing: Drawing, *, prefix: str = "") -> Markup:
     root.attrib = {
         "viewBox": root.get("viewBox", ""),
         "role": "img",
-        "aria-label": minus(drawing.alt),
+        "aria-label": minus(shown(drawing.alt)),
         "stroke-linejoin": "round",
     }
     return Markup(ElementTree.tostring(root, encoding="unicode", short_empty_elements=False))
@@ -157,6 +158,8 @@ def settings(*, text_as_paths: bool) -> Iterator[None]:
 
 
 def _saved(figure: Figure, kind: str, metadata: dict[str, None], **options: Any) -> bytes:
+    for text in figure.findobj(Text):
+        text.set_text("\n".join(map(shown, text.get_text().split("\n"))))
     stream = io.BytesIO()
     figure.savefig(stream, format=kind, metadata=metadata, **options)
     return stream.getvalue()

@@ -6,6 +6,7 @@ FSDP runs save whole tensors under the model's own names, and a checkpoint fits 
 
 import json
 import logging
+import math
 import os
 import pickle
 import zipfile
@@ -34,7 +35,7 @@ from attngraft.errors import TrainingError
 from attngraft.files import atomic_file, write_atomically
 from attngraft.opening import check_regular, open_zip, parse_json
 from attngraft.suggest import cut, first_line, shortened
-from attngraft.tensors import not_finite, other_kinds, unshared
+from attngraft.tensors import kind_of, not_finite, other_kinds, unshared
 from attngraft.training.freezing import FreezingSchedule
 from attngraft.training.run_folder import Metrics, RunFolder, is_number
 
@@ -50,6 +51,7 @@ _ENTRIES: dict[str, Any] = {
     "counters": dict,
 }
 _COUNTERS = {"epoch", "step", "seconds", "rows", "best"}  #: saved fields of `Counters`; `sums` are of each process
+_NOT_NEGATIVE = {"lr", "step", "exp_avg_sq"}  #: values in an optimizer's state
 _MISFIT = (RuntimeError, LookupError, ValueError, TypeError, AttributeError)
 _DAMAGE = (*_MISFIT, OSError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile)
 
@@ -183,11 +185,12 @@ def restore(run: RunFolder, state: TrainState) -> bool:
     else:  # another number of processes than before: use the mean over the old ones
         counters.sums = {name: sum(each[name] for each in sums) / len(sums) for name in sums[0]}
     try:
-        if counters.moved and plain["trained"]:  # plain SGD has no state, and torch refuses to load an empty one
-            state.freezing.enter_trained(plain["trained"])
-            _check_moments(content["optimizer"], content["model"])
-            # the optimizer first, because torch performs an empty step to create the state to fill
-            set_optimizer_state_dict(state.model, state.optimizer, content["optimizer"], options=options)
+        if counters.moved:  # the optimizer first, because torch performs an empty step to create the state to fill
+            if plain["trained"]:
+                state.freezing.enter_trained(plain["trained"])
+            found = _with_settings(content["optimizer"], state, content["model"])
+            if plain["trained"]:  # plain SGD has no state, and torch refuses to load an empty one
+                set_optimizer_state_dict(state.model, state.optimizer, found, options=options)
         set_model_state_dict(state.model, content["model"], options=options)
         if "parked" in content:  # only in the main process; the other processes have the same initial values
             load_detached(_unwrapped(state), content)
@@ -207,14 +210,49 @@ def unusable(run: RunFolder, reason: str) -> TrainingError:
     )
 
 
-def _check_moments(optimizer: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-    """Raise a ValueError if moments in an optimizer's state have other shapes than the weights."""
-    for name, entries in optimizer.get("state", {}).items():
-        weight = weights[name]
-        for key in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
-            found = entries.get(key)
-            if isinstance(found, Tensor) and found.ndim == weight.ndim and found.shape != weight.shape:
-                raise ValueError(f"{key} of {name} has the shape {tuple(found.shape)}, not {tuple(weight.shape)}")
+def _with_settings(found: Mapping[str, Any], state: TrainState, weights: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the optimizer's state `found` in a checkpoint with the settings of the recipe; {} in other processes.
+
+    Raises:
+        ValueError: it is not the state of the run's optimizer.
+    """
+    optimizer = state.optimizer
+    before = [dict(group) for group in optimizer.param_groups]
+    fresh: Any = get_optimizer_state_dict(state.model, optimizer, options=_whole())  # torch performs an empty step
+    if not state.accelerator.is_main_process:
+        return {}
+    states, expected = found.get("state", {}), fresh["state"]
+    if states.keys() != expected.keys():
+        others = shortened(sorted(states.keys() ^ expected.keys()), 3)
+        raise ValueError(f"the optimizer's state has missing or additional parameters: {others}")
+    for name, entries in states.items():
+        for key in expected[name].keys() | entries.keys():
+            wanted = expected[name].get(key, weights[name])  # some optimizers add averages of the weights later
+            _check_value(entries.get(key), wanted, key=key, where=name)
+    stored = {name: group for group in found.get("param_groups", ()) for name in group["params"]}
+    for old, new, group in zip(before, optimizer.param_groups, fresh["param_groups"], strict=True):
+        for key in group.keys() - {"params"}:
+            if key == "lr" or old.get(key) != new[key]:  # all other values are the recipe's
+                group[key] = stored[group["params"][0]].get(key)
+                _check_value(group[key], new[key], key=key, where="a group of parameters")
+    return {**found, "param_groups": fresh["param_groups"]}
+
+
+def _check_value(value: Any, like: Any, *, key: str, where: str) -> None:
+    """Raise a ValueError if a value in an optimizer's state is not of the kind of `like`, or wrongly negative."""
+    if not _is_like(value, like):
+        raise ValueError(f"{key} of {where} is not that of the recipe's optimizer")
+    if key in _NOT_NEGATIVE and not bool((torch.as_tensor(value) >= 0).all()):
+        raise ValueError(f"{key} of {where} is negative or not a number")
+
+
+def _is_like(value: Any, like: Any) -> bool:
+    if isinstance(like, Tensor):
+        is_like = isinstance(value, Tensor) and kind_of(value) == kind_of(like)
+        return is_like and (value.shape, value.dtype) == (like.shape, like.dtype)
+    if isinstance(like, list | tuple):
+        return isinstance(value, list | tuple) and len(value) == len(like) and all(map(_is_like, value, like))
+    return is_number(value) and math.isfinite(value) if is_number(like) else type(value) is type(like)
 
 
 def _read_and_repair(run: RunFolder) -> dict[str, Any] | None:

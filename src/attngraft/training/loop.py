@@ -155,6 +155,8 @@ def _train_or_shrink(
     counters = run.state.counters
     if counters.epoch > run.epochs:
         raise unusable(folder, f"is of epoch {counters.epoch}, but the run has {run.epochs}")
+    if recipe.train.eval_every is None and len(counters.rows) < counters.epoch:
+        raise unusable(folder, f"has metrics of {len(counters.rows)} epochs, but is of epoch {counters.epoch}")
     try:
         with (
             started(),

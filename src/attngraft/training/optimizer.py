@@ -19,7 +19,7 @@ from attngraft.attention import is_graft
 from attngraft.errors import ConfigError
 from attngraft.grafting.apply import pin_unused
 from attngraft.hosts import ModelParts, host_of, model_parts
-from attngraft.suggest import did_you_mean
+from attngraft.suggest import did_you_mean, quoted
 from attngraft.training.recipe import OptimizerConfig, Recipe
 
 log = logging.getLogger(__name__)
@@ -60,6 +60,9 @@ def create_optimizer(model: nn.Module, recipe: Recipe, parts: ModelParts | None 
             used = " or ".join(schedules)
             log.warning("schedule.%s has no effect: schedule.name is %s, not %s", name, schedule.name, used)
     arguments = {name: value for name, value in given.items() if value is not None} | dict(config.args)
+    betas = arguments.get("betas")
+    if info.has_betas and isinstance(betas, list | tuple) and len(betas) != info.num_betas:
+        raise ConfigError(f"optimizer.betas: must be {info.num_betas} numbers for {config.name}; got {quoted(betas)}")
     try:
         optimizer = timm.optim.create_optimizer_v2(
             parameter_groups(model, config, parts),

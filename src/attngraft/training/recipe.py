@@ -123,7 +123,7 @@ class ScheduleConfig:
     min_lr: float = 1e-5  #: end of the schedule
     cooldown_epochs: int = 0  #: epochs at min_lr at the end, part of `epochs`
     decay_epochs: float | None = None  #: step: epochs between decays
-    decay_milestones: tuple[int, ...] = ()  #: multistep: epochs of the decays
+    decay_milestones: tuple[int, ...] = ()  #: multistep: epochs of the decays, in increasing order
     decay_rate: float | None = None  #: step and multistep: factor (0.1); poly: the power (1.0)
 
     def __post_init__(self) -> None:
@@ -145,6 +145,8 @@ class ScheduleConfig:
         fits = by_steps or ramp is None or 0 <= ramp < self.epochs - self.cooldown_epochs
         require(self, "warmup_epochs", fits, f"{short} without cool-down; null uses a tenth of them, at most 5")
         require(self, "decay_epochs", self.decay_epochs is None or self.decay_epochs > 0, "must be positive")
+        increase = list(self.decay_milestones) == sorted(set(self.decay_milestones))
+        require(self, "decay_milestones", increase, "must increase")
         require(self, "decay_rate", self.decay_rate is None or self.decay_rate > 0, "must be positive")
 
     @property
