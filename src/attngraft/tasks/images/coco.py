@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from attngraft.errors import DataError
-from attngraft.suggest import quoted
+from attngraft.suggest import quoted, repeated
 
 KINDS = ("panoptic_", "instances_")  #: starts of the names of files with masks, in order of preference
 
@@ -25,11 +25,17 @@ _PROBED = 20  #: number of images to look for when searching for their folder
 
 
 def coco_files(root: Path, kinds: Sequence[str] = KINDS) -> dict[str, Path]:
-    """Return the annotation file of each split (`train2017`), of the first of `kinds` that there is."""
+    """Return the annotation file of each split (`train2017`), of the first of `kinds` that there is.
+
+    Raises:
+        DataError: a split has two.
+    """
     for kind in kinds:
-        for folder in (root / "annotations", root):
-            if files := sorted(folder.glob(f"{kind}*.json")):
-                return {file.stem.removeprefix(kind): file for file in files}
+        files = [file for folder in (root / "annotations", root) for file in sorted(folder.glob(f"{kind}*.json"))]
+        if twice := repeated(file.name for file in files):
+            raise DataError(f"{root}: has {twice} and annotations/{twice}; remove one")
+        if files:
+            return {file.stem.removeprefix(kind): file for file in files}
     return {file.parent.name: file for file in sorted(root.glob("*/_annotations.coco.json"))}
 
 

@@ -57,6 +57,9 @@ def test_a_folder_as_coco_comes(tmp_path: Path) -> None:
     swapped = _open(tmp_path, train_split="val2017", val_split="train")
     assert (len(swapped.train), swapped.val and len(swapped.val)) == (1, 3)
     assert _open(tmp_path, val_fraction=0.5).val is None
+    _write(tmp_path / "instances_val2017.json", _content([3], first=5))
+    with pytest.raises(DataError, match=r"has instances_val2017\.json and annotations/instances_val2017\.json; remove"):
+        _open(tmp_path)
 
 
 def test_annotations_among_the_images(tmp_path: Path) -> None:

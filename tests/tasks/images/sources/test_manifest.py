@@ -72,6 +72,17 @@ def test_a_column_says_the_part(pictures: Path) -> None:
         parts_of(path, val_split="x")
 
 
+def test_what_is_there_twice_is_refused(pictures: Path) -> None:
+    rows = [f"images/{i}.png,{'ab'[i % 2]},{'ab'[i % 3 > 0]}" for i in range(12)]
+    path = table(pictures / "train.csv", "path,label,Label", rows)
+    with pytest.raises(DataError, match=r"train\.csv: has columns 'label' and 'Label'; rename one, or name the column"):
+        parts_of(path)
+    assert len(parts_of(path, label_column="Label").train) == 12
+    (pictures / "train.tsv").write_text(path.read_text())
+    with pytest.raises(DataError, match=r"has train\.csv and train\.tsv; remove one, or give a file"):
+        parts_of(pictures)
+
+
 def test_columns_may_be_called_anything(pictures: Path) -> None:
     rows = [f"{i},images/{i}.png,{'ab'[i % 2]},{i % 5}" for i in range(12)]
     path = table(pictures / "x.csv", "nr,where,what,fold", rows)

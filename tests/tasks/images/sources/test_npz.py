@@ -207,6 +207,10 @@ def test_classes_without_names_are_numbers(tmp_path: Path) -> None:
             r"different ranges \(x_train is float64 from 1 to 1, x_test is float64 from 255 to 255\); save all",
         ),
         ({"x_train": np.zeros((8, 3, 16, 16), np.uint8)}, r"channels-first.*transpose\(0, 2, 3, 1\)"),
+        (
+            {"X_train": np.zeros((8, 16, 16), np.uint8)},
+            r"has two arrays 'x_train' that differ in case; rename or remove",
+        ),
         ({"x_train": np.zeros((8, 16), np.uint8)}, r"x_train must be \(N, H, W\) or"),
         ({"classes": np.array(["a", None], dtype=object)}, r"cannot be read as \.npz .*without object arrays"),
         ({"classes": np.array(["a"]), "y_train": np.zeros(8, int), "y_test": np.zeros(4, int)}, r"a single class, 'a'"),

@@ -15,7 +15,7 @@ from typing import Any
 from attngraft.errors import DataError
 from attngraft.opening import JSON_LIMIT, read_json
 from attngraft.suggest import cut, quoted
-from attngraft.tasks.images.coco import path_below
+from attngraft.tasks.images.coco import coco_files, path_below
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import (
     TRAIN_NAMES,
@@ -30,7 +30,6 @@ from attngraft.tasks.images.sources.base import (
 from attngraft.tasks.images.sources.folder import FolderImages
 
 _OBJECTS = "instances_"  #: prefix of the files with object annotations, unlike captions and keypoints
-_BESIDE = "_annotations.coco.json"  #: name of the annotation file in the same folder as a split's images
 _PROBED = 20  #: number of images to look for when searching for their folder
 
 
@@ -46,7 +45,7 @@ class _Annotations:
 
 def coco_in(folder: Path) -> bool:
     """Return whether `folder` contains annotations that `open_coco` can read."""
-    return bool(_splits_in(folder))
+    return bool(coco_files(folder, (_OBJECTS,)))
 
 
 def open_coco(path: Path, config: DataConfig) -> ImageSource:
@@ -60,7 +59,7 @@ def open_coco(path: Path, config: DataConfig) -> ImageSource:
     if not path.is_dir():
         folder = path.parent.parent if path.parent.name == "annotations" else path.parent
         return _build(path, root or folder, _read(path), None, origin=f"the images of {path.name}")
-    available = _splits_in(path)
+    available = coco_files(path, (_OBJECTS,))
     short = {re.sub(r"\d+$", "", name): name for name in reversed(available)}  # train for train2017
     known = [*available, *(name for name in short if name not in available)]
     train = find_split(known, config.train_split, TRAIN_NAMES, field="train_split", where=str(path))
@@ -81,16 +80,6 @@ def open_coco(path: Path, config: DataConfig) -> ImageSource:
     used = [name for split in (train, val) if split is not None for name in (split, short.get(split, split))]
     used += [name for name in short if short[name] in used]
     return replace(source, test_split=find_test(known, config, used=used, where=str(path)))
-
-
-def _splits_in(folder: Path) -> dict[str, Path]:
-    """Return a mapping from split to annotation file."""
-    files = {
-        file.stem.removeprefix(_OBJECTS): file
-        for parent in (folder, folder / "annotations")
-        for file in sorted(parent.glob(f"{_OBJECTS}*.json"))
-    }
-    return files or {file.parent.name: file for file in sorted(folder.glob(f"*/{_BESIDE}"))}
 
 
 def _read(path: Path) -> _Annotations:

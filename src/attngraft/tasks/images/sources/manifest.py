@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from attngraft.errors import DataError
-from attngraft.suggest import cut
+from attngraft.suggest import cut, repeated
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import (
     TRAIN_NAMES,
+    VAL_NAMES,
     ImageSource,
     configured_root,
     find_splits,
@@ -140,9 +141,17 @@ def manifests_in(folder: Path) -> bool:
 
 
 def tables_in(folder: Path) -> dict[str, Path]:
-    """Return the tables directly in a folder, by their names without extension."""
+    """Return the tables directly in a folder, by their names without extension.
+
+    Raises:
+        DataError: two of them have a usual name.
+    """
     files = sorted(entry for entry in folder.iterdir() if entry.suffix.lower() in KINDS and entry.name[0] != ".")
-    return {entry.stem: entry for entry in reversed(files)}
+    usual = (*TRAIN_NAMES, *VAL_NAMES, *TABLE_NAMES)
+    if twice := repeated(entry.stem for entry in files if entry.stem.lower() in usual):
+        names = " and ".join(entry.name for entry in files if entry.stem == twice)
+        raise DataError(f"{folder}: has {names}; remove one, or give a file")
+    return {entry.stem: entry for entry in files}
 
 
 def _split_column(table: LabelTable, config: DataConfig) -> str | None:

@@ -14,7 +14,7 @@ import numpy as np
 from attngraft.errors import DataError
 from attngraft.opening import DAMAGE, open_regular
 from attngraft.opening import open_npz as open_npz_file
-from attngraft.suggest import first_line
+from attngraft.suggest import first_line, quoted, repeated
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import MAX_CLASSES, ArrayImages, ImageSource, find_test, find_train, find_val
 from attngraft.tasks.images.sources.listing import is_image, is_junk, natural
@@ -102,7 +102,9 @@ class _Keys:
     """Names of the arrays of an archive, found by role, in upper or lower case."""
 
     def __init__(self, names: Sequence[str], path: Path) -> None:
-        self.path, self.lowered = path, {name.lower(): name for name in sorted(names)}  # prefers lower case
+        if twice := repeated(name.lower() for name in names):
+            raise DataError(f"{path}: has two arrays {quoted(twice)} that differ in case; rename or remove one")
+        self.path, self.lowered = path, {name.lower(): name for name in sorted(names)}
 
     def named(self, *names: str) -> list[str]:
         return [self.lowered[name.lower()] for name in names if name.lower() in self.lowered]

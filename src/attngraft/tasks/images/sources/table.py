@@ -324,9 +324,21 @@ class Labels:
 
 
 def find_column(table: LabelTable, names: Sequence[str], *, exclude: Collection[str] = ()) -> str | None:
-    """Return the column with the first of `names` that exists, ignoring case."""
-    lowered = {name.lower().replace(" ", "_"): name for name in reversed(table.columns) if name not in exclude}
-    return next((lowered[name] for name in names if name in lowered), None)
+    """Return the column with the first of `names` that exists, ignoring case.
+
+    Raises:
+        DataError: two columns have it.
+    """
+    found: dict[str, list[str]] = {}
+    for column in table.columns:
+        if column not in exclude:
+            found.setdefault(column.lower().replace(" ", "_"), []).append(column)
+    chosen = next((found[name] for name in names if name in found), [])
+    if len(chosen) > 1:
+        raise DataError(
+            f"{table.where}: has columns {quoted(chosen[0])} and {quoted(chosen[1])}; rename one, or name the column"
+        )
+    return chosen[0] if chosen else None
 
 
 def read_labels(table: LabelTable, config: DataConfig, *, exclude: set[str]) -> Labels:
