@@ -14,6 +14,7 @@ from attngraft.errors import UsageError
 from attngraft.export.card import code
 from attngraft.export.run import export_run
 from attngraft.results.storage import save_result
+from attngraft.results.study import Chance
 from tests.export.runs import VIT, make_run
 from tests.report import studies
 
@@ -128,6 +129,20 @@ def test_names_do_not_break_the_markdown(tmp_path: Path) -> None:
     assert recipe.count(fence[1]) == 2
     for line in card.split("## Data")[1].split("## Training")[0].splitlines():
         assert "<b>" not in re.sub(r"(`+).+?\1(?!`)", "", line)
+
+
+def test_texts_of_a_study_are_shown_as_they_are(tmp_path: Path) -> None:
+    result = studies.usual()
+    metrics = {
+        **result.metrics,
+        result.metric: replace(result.metrics[result.metric], label="<script>x</script> | [y](z)"),
+    }
+    chance = Chance(values={result.metric: 0.1}, description="**<b>always**")
+    save_result(replace(result, metrics=metrics, chance=chance), tmp_path)
+    variant = next(each for each in result.variants if each.name == "cb_s")
+    card = card_of(make_run(tmp_path / variant.runs[0].folder, "cb_s"), tmp_path / "out")
+    assert r"| \<script\>x\</script\> \| \[y\](z) (%) |" in card
+    assert r"(\*\*\<b\>always\*\*)" in card
 
 
 def test_code_spans() -> None:

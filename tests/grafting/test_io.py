@@ -197,6 +197,8 @@ def test_damaged_files_are_refused(file: Path, damage, message: str) -> None:
             lambda m: m["entries"][1]["options"].update(init=1e300),
             r"'cb_s' at 'blocks.1.mlp': init: 1e\+300 exceeds the largest float32",
         ),
+        (lambda m: m.update(spec="cb"), "its spec cb does not have the grafts of its entries; save the grafts again"),
+        (lambda m: m.update(spec="cb@"), "invalid spec: .*save the grafts again"),
     ],
 )
 def test_manifests_that_no_model_has_are_refused(file: Path, change, message: str) -> None:

@@ -14,6 +14,7 @@ import torch
 
 from attngraft.errors import FolderError, TrainingError
 from attngraft.study.predictions import open_predictions, read_statistics
+from attngraft.targets.run import open_run
 from attngraft.training.build import build_task
 from attngraft.training.checkpoint import read_checkpoint
 from attngraft.training.evaluate import evaluate_run
@@ -213,6 +214,24 @@ def test_facts_are_checked_whatever_the_checksums_say(run: Path) -> None:
         with_new_checksums(run)
         with pytest.raises(FolderError, match=r"data\.json: .*(classes|paths)"):
             read_run(run)
+
+
+def test_another_normalization_than_that_of_the_data_is_refused(run: Path) -> None:
+    changed = (
+        (run / "recipe.yaml")
+        .read_text()
+        .replace("    img_size:", "    pretrained_cfg: {mean: [0.1], std: [0.2]}\n    img_size:")
+    )
+    (run / "recipe.yaml").write_text(changed)
+    with_new_checksums(run)
+    message = r"run: the host of recipe\.yaml has the mean \[0\.1\], but facts\.input of data\.json \[0\.5\]; restore"
+    with pytest.raises(FolderError, match=message):
+        evaluate_run(run)
+    with pytest.raises(FolderError, match=message):
+        open_run(run, purpose="export")
+    (run / "finished.json").unlink()
+    with pytest.raises(FolderError, match=message):
+        train(load_recipe(run / "recipe.yaml"), run, progress=Silent())
 
 
 def test_scores_are_compared_with_the_other_columns(run: Path) -> None:

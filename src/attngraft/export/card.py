@@ -8,6 +8,7 @@ from typing import Any
 
 import timm
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from attngraft.export.fold import summary
 from attngraft.models.schemes import split_scheme
@@ -150,19 +151,20 @@ def card_text(manifest: Manifest, record: RunRecord, *, parameters: int, plain_d
     image = manifest.input_size if manifest.serving.kind == "images" else ()
     environment = Environment(
         loader=PackageLoader("attngraft.export"),
-        autoescape=False,  # the output is Markdown, with user-chosen names in code spans
+        autoescape=False,  # the output is Markdown
+        finalize=markdown,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters.update(code=code, number=lambda value: f"{value:.4g}")
     return environment.get_template("README.md.j2").render(
-        header=header.to_yaml(),
+        header=Markup(header.to_yaml()),
         manifest=manifest,
         study=study,
         style=study.style if study else None,
         metrics=manifest.origin.metrics,
-        inputs=_INPUTS.get(key, "INPUTS..."),
+        inputs=Markup(_INPUTS.get(key, "INPUTS...")),
         model=wording.host_text(
             {"name": manifest.host.name, "args": _without_paths(record.recipe.host.args)}, input_size=image
         ),
@@ -172,8 +174,8 @@ def card_text(manifest: Manifest, record: RunRecord, *, parameters: int, plain_d
         maker=maker,
         facts=described.facts(_facts(record)),
         folds=summary(manifest.folds),
-        recipe=recipe,
-        fence=_fence(recipe, at_least=3),
+        recipe=Markup(recipe),
+        fence=Markup(_fence(recipe, at_least=3)),
         host=record.recipe.host,
         teacher=_teacher(record),
         files={"manifest": MANIFEST, "weights": WEIGHTS, "grafts": GRAFTS},
@@ -238,12 +240,17 @@ def _without_paths(value: Any) -> Any:
     return value
 
 
+def markdown(value: Any) -> str:
+    """Escape `value`, a text on one line, so that Markdown shows it as it is; leave Markdown (`Markup`) unchanged."""
+    return value if isinstance(value, Markup) else re.sub(r"([\\`*_\[\]<>|&~])", r"\\\1", wording.shown(value))
+
+
 def code(value: Any) -> str:
     """Format `value` as a Markdown code span on one line, escaping backticks and bars."""
     text = wording.shown(value).replace("|", "¦")
     fence = _fence(text)
     pad = " " if text.startswith("`") or text.endswith("`") or not text else ""
-    return f"{fence}{pad}{text}{pad}{fence}"
+    return Markup(f"{fence}{pad}{text}{pad}{fence}")
 
 
 def _fence(text: str, *, at_least: int = 1) -> str:

@@ -42,7 +42,7 @@ from attngraft.hosts import Host, check_module, find_host
 from attngraft.mechanisms.registry import graft_types
 from attngraft.opening import check_regular
 from attngraft.strict import FieldError, read
-from attngraft.suggest import cut, shortened
+from attngraft.suggest import cut, first_line, shortened
 from attngraft.tensors import kind_of, meta_device, misfits, unshared
 
 log = logging.getLogger(__name__)
@@ -272,6 +272,7 @@ def load_grafts(model: nn.Module, path: str | os.PathLike[str], *, check_fingerp
                 raise GraftFileError(f"{file}: {entry.site} has more than {MAX_TERMS} grafts; save the grafts again")
             earlier.append(_placement(file, host, entry, earlier))
             placements.append(earlier[-1])
+        _check_names(file, manifest)
         report, repeated = describe(host, placements, parse(_spec(manifest.entries))), repeated_grafts(host, placements)
         included = _included(file, host, manifest, placements)
         _check_tensors(file, host, placements, included, tensors)
@@ -393,6 +394,18 @@ def _placement(file: Path, host: Host, entry: StoredGraft, earlier: list[Placeme
             f"{file}: the model already has a graft {instance!r} at {site.path}; remove it first with attngraft.ungraft"
         )
     return Placement(site, hook_point, Term(name, options, Where("patterns", patterns=(site.path,))), instance)
+
+
+def _check_names(file: Path, manifest: GraftManifest) -> None:
+    """Check that the specification has the grafts of the entries; options of older files may be spelled differently."""
+    try:
+        named = {term.name for term in parse(manifest.spec).terms}
+    except GraftSpecError as error:
+        raise GraftFileError(f"{file}: invalid spec: {first_line(error)}; save the grafts again") from None
+    if named != {entry.graft for entry in manifest.entries}:
+        raise GraftFileError(
+            f"{file}: its spec {cut(manifest.spec)} does not have the grafts of its entries; save the grafts again"
+        )
 
 
 def _check_tensors(

@@ -18,7 +18,7 @@ from attngraft.saved.manifest import HostEntry, Manifest, Origin, TaskEntry
 from attngraft.tasks.capabilities import require
 from attngraft.tasks.codec import OTHER, Codec, Serving
 from attngraft.tasks.task import Task
-from attngraft.training.build import host_defaults, model_data_config, task_of
+from attngraft.training.build import host_defaults, recorded_input, task_of
 from attngraft.training.evaluate import Weights, trained_model
 from attngraft.training.run_folder import RunFolder, RunRecord, folder_of_study, read_run
 
@@ -77,7 +77,8 @@ def open_run(
     require(task, purpose)
     task.load_files(RunFolder(record.folder).fitted)
     with from_folder(trust_code=trust_code, allow_download=allow_download):
-        codec = task.codec(record.facts, model_data_config=model_data_config(recipe))
+        expects = recorded_input(recipe, record.facts, where=record.folder)
+        codec = task.codec(record.facts, model_data_config=expects)
         model = trained_model(record, weights).eval()
     around = not isinstance(codec, Serving) or type(task).build is not Task.build
     manifest = Manifest(

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from attngraft.errors import AttngraftError, ConfigError, HostError, UsageError, naming
+from attngraft.errors import AttngraftError, ConfigError, FolderError, HostError, UsageError, naming
 from attngraft.grafting.apply import graft as apply_graft
 from attngraft.grafting.spec import with_former_defaults
 from attngraft.models.create import start_host
@@ -15,6 +15,8 @@ from attngraft.models.host_input import host_input
 from attngraft.models.schemes import Started
 from attngraft.models.token_mixing import ARGUMENT, mix_tokens_in_training, no_patch_logits
 from attngraft.models.weights import WeightsFile, read_weights
+from attngraft.suggest import quoted
+from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import Task, load_task
 from attngraft.tensors import meta_device
@@ -126,6 +128,24 @@ def model_data_config(recipe: Recipe) -> dict[str, Any]:
     Does not depend on the data, because the task needs it to load them.
     """
     return host_input(recipe.host.name, _arguments(recipe, {}))
+
+
+def recorded_input(recipe: Recipe, facts: Mapping[str, Any], *, where: Path | str) -> dict[str, Any]:
+    """Return `model_data_config` of a run, after comparing the normalization of images with the facts of its data.
+
+    Raises:
+        FolderError: the run in `where` was trained with another one.
+    """
+    config, known = model_data_config(recipe), facts.get("input") or {}
+    if config.get("kind", "images") == "images":
+        used = HostInput.from_model(config).facts()
+        for name in ("mean", "std", "interpolation"):
+            if known.get(name, used[name]) != used[name]:
+                raise FolderError(
+                    f"{where}: the host of recipe.yaml has the {name} {used[name]}, but facts.input of data.json "
+                    f"{quoted(known[name])}; restore good copies of both files"
+                )
+    return config
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -153,6 +153,12 @@ class RunFolder:
         return _sections(self) if self.data.is_file() else {}
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """Return the facts about the data in data.json; empty until the data were read."""
+        facts: dict[str, Any] = self._data().get("facts", {})
+        return facts
+
+    @property
     def judged_on_val(self) -> bool:
         """Return whether to judge on validation despite a test split: the run or its study began without one."""
         data = self._data() or {"judged_split": None}

@@ -31,6 +31,7 @@ from attngraft.training.build import (
     check_patches,
     check_task_host,
     model_data_config,
+    recorded_input,
 )
 from attngraft.training.checkpoint import Counters, TrainState
 from attngraft.training.freezing import FreezingSchedule, batch_norm_examples
@@ -139,7 +140,8 @@ def prepare_run(
     task.load_files(folder.fitted)
     if cache is not None:
         task.use_cache(cache)
-    data = task.load(model_data_config=model_data_config(recipe))
+    expects = recorded_input(recipe, folder.facts if begun else {}, where=folder.path)
+    data = task.load(model_data_config=expects)
     if data.test is not None and folder.judged_on_val:
         log.info("%s: the run began without a test split, so it is judged on the validation split", folder.path)
         data = replace(data, test=None)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torch import nn
 
 from attngraft.errors import AttngraftError, DataError, UsageError
-from attngraft.training.build import model_data_config
+from attngraft.training.build import recorded_input
 from attngraft.training.recipe import Recipe
 
 
@@ -47,4 +47,4 @@ class Target:
 
     def host_input(self) -> Mapping[str, Any]:
         """Return the model's input configuration, for `Task.load`."""
-        return model_data_config(self.recipe) if self.input is None else self.input
+        return recorded_input(self.recipe, self.facts, where=self.name) if self.input is None else self.input

@@ -27,7 +27,7 @@ from attngraft.suggest import shortened
 from attngraft.tasks.capabilities import require
 from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import Batch, Distillation, StepTeacher, Task, TaskData
-from attngraft.training.build import Start, build_initial_model, build_model, model_data_config
+from attngraft.training.build import Start, build_initial_model, build_model, model_data_config, recorded_input
 from attngraft.training.checkpoint import load_weights
 from attngraft.training.inputs import Arguments, in_format
 from attngraft.training.recipe import DistillConfig, HostConfig, Recipe, TeacherConfig
@@ -246,7 +246,7 @@ def _trained(path: Path) -> _Source:
         model=model,
         name=_grafted_name(record.recipe.host.name, record.recipe.graft),
         origin=f"weights of {weights}" + (f" (epoch {facts['epoch']})" if "epoch" in facts else ""),
-        expects=model_data_config(record.recipe),
+        expects=recorded_input(record.recipe, record.facts, where=record.folder),
         built_for=record.model_args,
         facts=record.facts,
     )

@@ -140,6 +140,34 @@ def test_deep_gray_keeps_its_upper_bits(tmp_path: Path) -> None:
     assert np.array_equal(seen(tmp_path / "x.png")[..., 1], ramp >> 8)
 
 
+@pytest.mark.parametrize("bits", [8, 16])
+def test_a_tiff_whose_zero_is_white(tmp_path: Path, bits: int) -> None:
+    values = np.array([[0, 51, 102], [153, 204, 255]], np.uint8)
+    stored = (255 - values).tobytes() if bits == 8 else (65535 - values.astype("<u2") * 257).astype("<u2").tobytes()
+    tags = {256: 3, 257: 2, 258: bits, 259: 1, 262: 0, 273: 8, 274: 3, 277: 1, 278: 2, 279: len(stored)}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    data = b"II*\0" + struct.pack("<I", 8 + len(stored)) + stored + struct.pack("<H", len(tags)) + entries + bytes(4)
+    (tmp_path / "x.tif").write_bytes(data)
+    assert np.array_equal(seen(tmp_path / "x.tif", "L"), values[::-1, ::-1])
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])
+def test_a_transparent_gray(tmp_path: Path, bits: int) -> None:
+    """0 is transparent, and so white; 1, or 256 of 16 bits, remains."""
+    pixels = [0, 1, 0, 1, 0, 1, 0, 1] if bits < 16 else [0, 256] * 4
+    row = int("".join(f"{pixel:0{bits}b}" for pixel in pixels), 2).to_bytes(bits, "big")
+    for transparent, expected in ((pixels[0], [255, None]), (pixels[1], [0, 255])):
+        header, color = struct.pack(">IIBBBBB", 8, 1, bits, 0, 0, 0, 0), struct.pack(">H", transparent)
+        chunks = [(b"IHDR", header), (b"tRNS", color), (b"IDAT", zlib.compress(b"\0" + row)), (b"IEND", b"")]
+        data = b"\x89PNG\r\n\x1a\n" + b"".join(
+            struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+            for name, body in chunks
+        )
+        (tmp_path / "x.png").write_bytes(data)
+        one = {1: 255, 2: 85, 4: 17, 8: 1, 16: 1}[bits]
+        assert seen(tmp_path / "x.png", "L")[0, :2].tolist() == [one if gray is None else gray for gray in expected]
+
+
 @pytest.mark.parametrize("values", [[0, 70000], [-1, 255]])
 def test_integers_beyond_16_bits_are_refused(tmp_path: Path, values: list[int]) -> None:
     Image.fromarray(np.array([values], np.int32)).save(tmp_path / "x.tiff")

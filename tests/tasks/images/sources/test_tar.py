@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import tarfile
 from collections.abc import Callable
@@ -12,7 +13,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from attngraft.errors import DataError
-from tests.tasks.images.datasets import load, make_folder, make_tar
+from attngraft.tasks.images.sources.tar import index_tar
+from tests.tasks.images.datasets import load, make_folder, make_tar, picture
 
 PARTS = {"train": {"a": 5, "b": 4}, "val": {"a": 2, "b": 2}}
 
@@ -88,6 +90,41 @@ def member(name: str, *, kind: bytes = tarfile.REGTYPE, size: int = 0) -> bytes:
     info = tarfile.TarInfo(name)
     info.type, info.size = kind, size
     return info.tobuf()
+
+
+def test_the_second_names_of_files_are_images_and_labels(tmp_path: Path) -> None:
+    files = {".first/1.png": b"", "1.cls": b"cat", "2.png": b"", "2.cls": b"dog"}
+    links = {"1.png": "./.first/1.png", "3.png": "2.png", "3.cls": "1.cls"}
+    for i, name in enumerate(files):
+        if name.endswith("png"):
+            (tmp_path / "x.png").unlink(missing_ok=True)
+            picture(i).save(tmp_path / "x.png")
+            files[name] = (tmp_path / "x.png").read_bytes()
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+        for name, target in links.items():
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = tarfile.LNKTYPE, target
+            tar.addfile(info)
+    index = index_tar(tmp_path / "x.tar")
+    assert index.members == ["2.png", "1.png", "3.png"]
+    assert index.texts == {"cls": ["dog", "cat", "cat"]}
+    data = (tmp_path / "x.tar").read_bytes()
+    stored = [data[start : start + size] for start, size in zip(index.offsets, index.sizes, strict=True)]
+    assert stored == [files["2.png"], files[".first/1.png"], files["2.png"]]
+
+
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
+def test_images_that_are_no_files_are_refused(tmp_path: Path, kind: bytes) -> None:
+    path = make_tar(tmp_path / "x.tar", PARTS)
+    path.write_bytes(member("README", kind=kind) + path.read_bytes())
+    assert len(index_tar(path).members) == 13
+    path.write_bytes(member("train/a/x.png", kind=kind) + path.read_bytes())
+    with pytest.raises(DataError, match=r"x\.tar: the image .*train/a/x\.png.* is not a file, .* tar --dereference"):
+        load(path)
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,12 @@ from PIL import Image, ImageOps, JpegImagePlugin
 from attngraft.errors import DataAccessError, DataError
 from attngraft.image_files import open_image
 
-RULES = 2  #: version of the decoding rules in this file; part of the cache key of scanned images
+RULES = 3  #: version of the decoding rules in this file; part of the cache key of scanned images
 
 HUGE = 2**25  #: JPEGs with more pixels are decoded at a reduced size
 
 _ORIENTATION = 0x0112  # EXIF
+_PHOTOMETRIC = 262  # TIFF
 _QUARTER_TURNS = (5, 6, 7, 8)
 _SCALES = {"L;2": 85, "L;4": 17}  #: factors by which Pillow multiplies pixels of 2 and 4 bits
 _DEEPEST = 2**16 - 1  # largest integer of a pixel
@@ -80,7 +81,12 @@ def _decoded(stream: IO[bytes], *, where: str, values: bool) -> Image.Image:
         check_header(image)
         if values and scale is not None:
             image = image.point([pixel // scale for pixel in range(256)])
-        return _upright(image)
+        elif scale is not None and "transparency" in image.info:
+            image.info["transparency"] *= scale
+        upright = _upright(image)
+        if image.mode == "I;16" and getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == 0:  # Pillow inverts up to 8 bits
+            return Image.fromarray(_DEEPEST - np.asarray(upright))
+        return upright
 
 
 def read_size(stream: IO[bytes], *, where: str) -> tuple[int, int]:
@@ -123,7 +129,11 @@ def in_mode(image: Image.Image, mode: str) -> Image.Image:
     upper 8 bits; Pillow would clip them.
     """
     if image.mode.startswith("I"):
-        image = Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
+        deep = np.asarray(image)
+        gray = (deep >> 8).clip(0, 255).astype(np.uint8)
+        if "transparency" in image.info:
+            gray[deep == image.info["transparency"]] = 255
+        image = Image.fromarray(gray)
     if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
         image = _blended(image) if image.width * image.height <= _STRIP else _blended_strips(image)
     return image if image.mode == mode else image.convert(mode)

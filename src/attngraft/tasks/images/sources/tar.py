@@ -47,7 +47,7 @@ from attngraft.tasks.images.sources.listing import (
 )
 from attngraft.tasks.images.sources.table import FieldColumns, LabelTable, read_labels
 
-INDEX_VERSION = "1"  #: version of the contents of an index
+INDEX_VERSION = "2"  #: version of the contents of an index
 LABELS = ("cls", "json")  #: extensions of label files, which have the same name as the image
 
 _LABEL_BYTES = 2**20  #: largest size of a label file
@@ -80,7 +80,7 @@ def index_tar(path: Path) -> TarIndex:
     """Return the index of an uncompressed tar.
 
     Raises:
-        DataError: the file is damaged, compressed, or not a tar.
+        DataError: the file is damaged, compressed, or not a tar, or an image in it is a link to a file that is not.
     """
     try:
         stat = os.stat(path)
@@ -106,9 +106,8 @@ class _Member(tarfile.TarInfo):
 
 def _read_index(path: Path) -> TarIndex:
     index, folders = TarIndex(), dict[str, None]()
-    images: dict[
-        str, tuple[int, int]
-    ] = {}  #: member -> offset, size; of members with the same name, the last counts, as in tar
+    #: file -> offset, size; of members with the same name, the last counts, as in tar
+    places: dict[str, tuple[int, int]] = {}
     texts: dict[str, dict[str, str]] = {kind: {} for kind in LABELS}
     try:
         with open_regular(path) as file, tarfile.open(fileobj=file, mode="r:", tarinfo=_Member) as tar:
@@ -121,19 +120,29 @@ def _read_index(path: Path) -> TarIndex:
                 name = member.name.removeprefix("./")
                 if ".." in name.split("/"):
                     raise ValueError(f"the name {quoted(name)} leads out of it")
+                place = (member.offset_data, member.size) if member.isreg() else None
+                if member.islnk():  # tar's form of a file's second name
+                    place = places.get(member.linkname.removeprefix("./"))
+                if place is not None:
+                    places[name] = place
                 if any(is_junk(piece) for piece in name.split("/")):
                     continue
                 if member.isdir():
                     folders[name] = None
-                if not member.isreg():
+                elif place is None and is_image(name):
+                    raise DataError(
+                        f"{path}: the image {quoted(name)} is not a file, but a link or a device; pack it again with tar "
+                        "--dereference"
+                    )
+                if place is None:
                     continue
                 key, _, extension = name.rpartition(".")
                 if is_image(name):
-                    images[name] = member.offset_data, member.size
                     pieces = name.split("/")[:-1]
                     folders.update(dict.fromkeys("/".join(pieces[: i + 1]) for i in range(len(pieces))))
-                elif extension.lower() in texts and member.size <= _LABEL_BYTES:
-                    texts[extension.lower()][key] = _text(tar.extractfile(member), f"{path}: {name}")
+                elif extension.lower() in texts and place[1] <= _LABEL_BYTES:
+                    file.seek(place[0])
+                    texts[extension.lower()][key] = _text(file.read(place[1]), f"{path}: {name}")
             file.seek(tar.offset)  # tarfile also accepts a tar that was cut off between two members
             if len(file.read(tarfile.BLOCKSIZE)) < tarfile.BLOCKSIZE:
                 raise ValueError("its end is missing")
@@ -145,8 +154,9 @@ def _read_index(path: Path) -> TarIndex:
         ) from None
     index.folders = list(folders)
     labeled = {key for by_key in texts.values() for key in by_key}
+    images = (name for name in places if is_image(name) and not any(map(is_junk, name.split("/"))))
     index.members = [name for name in images if not _is_extra(name, labeled)]
-    index.offsets, index.sizes = ([images[name][i] for name in index.members] for i in (0, 1))
+    index.offsets, index.sizes = ([places[name][i] for name in index.members] for i in (0, 1))
     keys = [name.rpartition(".")[0] for name in index.members]
     for kind, by_key in texts.items():
         if any(key in by_key for key in keys):
@@ -161,9 +171,9 @@ def _is_extra(name: str, labeled: set[str]) -> bool:
     return name.rpartition(".")[0] not in labeled and key in labeled
 
 
-def _text(file: IO[bytes] | None, where: str) -> str:
+def _text(data: bytes, where: str) -> str:
     try:
-        return (file.read() if file is not None else b"").decode("utf-8-sig").strip()
+        return data.decode("utf-8-sig").strip()
     except UnicodeDecodeError:
         raise DataError(f"{where}: not UTF-8 text; save it as UTF-8") from None
 
