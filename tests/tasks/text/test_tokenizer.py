@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from attngraft.errors import ConfigError, DataError
+from attngraft.tasks.text import tokenizer
 from attngraft.tasks.text.tokenizer import FILE, folder_tokenizer, read_tokenizer, train_tokenizer
 from tests.tasks.text.toys import sentences
 
@@ -35,6 +36,13 @@ def test_training_is_repeatable_and_the_file_says_everything(tmp_path: Path, siz
     assert np.array_equal(batch["input_ids"][1, : len(ids[1])], ids[1])
     assert (batch["input_ids"][1, len(ids[1]) :] == 1).all()
     assert batch["attention_mask"].sum(1).tolist() == [9, len(ids[1])]
+
+
+def test_long_words_are_divided_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take quadratic time."""
+    expected = train_tokenizer(["abc abc abc a", "abc"], vocab_size=40, pad=0, max_length=None)
+    monkeypatch.setattr(tokenizer, "_LONGEST_WORD", 3)
+    assert train_tokenizer(["abcabcabca", "abc"], vocab_size=40, pad=0, max_length=None).digest == expected.digest
 
 
 def test_the_tokenizer_of_a_folder_gives_the_ids_of_transformers(tmp_path: Path) -> None:

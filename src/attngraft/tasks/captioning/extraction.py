@@ -18,7 +18,7 @@ from attngraft.files import writing
 from attngraft.opening import DAMAGE, check_regular, open_regular
 from attngraft.suggest import cut
 from attngraft.tasks.captioning.encoder import EncoderConfig, create_encoder, read_images
-from attngraft.tasks.captioning.features import ENDING, described, key_of, open_hdf5
+from attngraft.tasks.captioning.features import ENDING, array_in, described, key_of, mistake, open_hdf5
 
 _STAMP = (
     "image"  #: attribute of an image's array, by which a changed image is found; absent in files of earlier versions
@@ -103,11 +103,13 @@ class FeatureWriter:
                     f"{self._path}: has features with {name}={cut(str(found))}, not {cut(str(value))}; use another --out"
                 )
 
-    def has(self, name: str, image: Path) -> bool:
-        """Return whether the file has features of an image, computed since the image last changed."""
+    def has(self, name: str, image: Path, shape: tuple[int, ...]) -> bool:
+        """Return whether the file has features of an image, of this shape and computed since the image last changed."""
         with self._reopening():
-            entry = self._file.get(f"{key_of(name)}{ENDING}")
-            return entry is not None and entry.attrs.get(_STAMP) in (None, _stamp(image))
+            array = array_in(self._file, f"{key_of(name)}{ENDING}")
+            if array is None or array.shape != shape or array.dtype.kind != "f":
+                return False
+            return array.attrs.get(_STAMP) in (None, _stamp(image)) and not mistake(array[()])
 
     def add(self, features: Mapping[str, Tensor], images: Mapping[str, Path]) -> None:
         """Write the rows (R, C) of some images, by name, to the disk, with a digest of each image.
@@ -118,7 +120,7 @@ class FeatureWriter:
         with writing(self._path):
             for name, rows in features.items():
                 entry = f"{key_of(name)}{ENDING}"
-                if entry in self._file:
+                if self._file.get(entry, getlink=True) is not None:
                     del self._file[entry]
                 written = self._file.create_dataset(entry, data=rows.float().cpu().numpy())
                 written.attrs[_STAMP] = _stamp(images[name])
@@ -154,7 +156,9 @@ def write_features(
     facts = {**described(config), "digest": encoder.digest()}
     encoder = encoder.to(device or torch.device("cpu")).eval()
     with FeatureWriter(out, facts) as file:
-        missing = [name for name in images if not file.has(name, images[name])]
+        with torch.inference_mode():
+            shape = tuple(encoder(encoder.blank())[0].shape)
+        missing = [name for name in images if not file.has(name, images[name], shape)]
         count("images", 0, len(missing))
         for start in range(0, len(missing), batch):
             names = missing[start : start + batch]

@@ -173,14 +173,11 @@ class FeatureFile:
     @contextmanager
     def _dataset(self, key: str, name: str) -> Iterator[Any]:
         """Open the array of an image after checking its shape and dtype."""
-        import h5py
-
         entry, what = f"{key}{ENDING}", f"{self.path}: {key}{ENDING}"
         with _reading(self.path, entry):
             file = self._opened()
-            inside = isinstance(file.get(entry, getlink=True), h5py.HardLink)  # a link is not followed
-            dataset = file[entry] if inside else None
-            if not isinstance(dataset, h5py.Dataset) or dataset.shape is None or dataset.external or dataset.is_virtual:
+            dataset = array_in(file, entry)
+            if dataset is None:
                 raise DataError(f"{what} is not an array in this file; write the array itself into it")
             shape, kind = dataset.shape, dataset.dtype.kind
             if len(shape) != 2 or min(shape) < 1 or kind != "f":
@@ -204,6 +201,17 @@ class FeatureFile:
         if self._file is None or self._process != os.getpid():
             self._file, self._process = open_hdf5(self.path), os.getpid()
         return self._file
+
+
+def array_in(file: Any, entry: str) -> Any:
+    """Return an array of an HDF5 file, without reading it; None if there is none, or it is in another file."""
+    import h5py
+
+    inside = isinstance(file.get(entry, getlink=True), h5py.HardLink)  # a link is not followed
+    dataset = file[entry] if inside else None
+    if not isinstance(dataset, h5py.Dataset) or dataset.shape is None or dataset.external or dataset.is_virtual:
+        return None
+    return dataset
 
 
 def open_hdf5(path: Path, mode: str = "r") -> Any:

@@ -1,6 +1,7 @@
 """Tokenizers: that of a host, or one trained on the training texts; saved as tokenizer.json."""
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ FILE = "tokenizer.json"  #: in the format of the `tokenizers` package, with padd
 LONGEST = (
     1_000_000  #: largest number of characters of a text, each of which takes 400 bytes until the tokens are truncated
 )
+_LONGEST_WORD = 10_000  #: characters without a space in training, which takes quadratic time; longer words are divided
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -156,7 +158,7 @@ def train_tokenizer(
     Of the trainers in `tokenizers`, only this one is deterministic, and only with a given alphabet.
 
     Args:
-        texts: the training texts.
+        texts: the training texts; words of more than 10,000 characters are divided.
         vocab_size: largest number of tokens; at most half of them are characters, the most frequent ones.
         lower_case: convert letters to lower case and remove accents.
         pad: id of the host's padding token; ignored unless it is 0 to 4.
@@ -170,6 +172,8 @@ def train_tokenizer(
     split = package.pre_tokenizers
     inner.pre_tokenizer = split.Sequence([split.BertPreTokenizer(), split.Metaspace()])
     inner.decoder = package.decoders.Metaspace()
+    long = re.compile(rf"(\S{{{_LONGEST_WORD}}})(?=\S)")
+    texts = [long.sub(r"\1 ", text) for text in texts]
     counts = Counter(char for text in texts for char in inner.normalizer.normalize_str(text) if not char.isspace())
     some = sorted(counts, key=lambda char: (-counts[char], char))[: vocab_size // 2]
     alphabet = [*some, "\N{LOWER ONE EIGHTH BLOCK}"]  # marks the start of a word in Metaspace

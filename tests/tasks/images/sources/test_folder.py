@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +231,30 @@ def test_images_of_kinds_that_are_not_read_are_told_of(tmp_path: Path) -> None:
     assert data.facts["notes"] == [
         "3 files in unsupported formats were skipped (.avif, .heic, .tga): train/a/x.HEIC, ...; save as JPEG or PNG."
     ]
+
+
+def test_broken_links_and_fifos_in_place_of_classes_are_noted(tmp_path: Path) -> None:
+    make_folder(tmp_path, {"train": {"a": 2, "b": 2}, "val": {"a": 1, "b": 1}})
+    (tmp_path / "train" / "bird").symlink_to("nowhere")
+    assert load(tmp_path).facts["notes"] == [
+        "train/bird is skipped, as neither a file nor a folder; restore or remove broken links, FIFOs and devices."
+    ]
+    (tmp_path / "val" / "bird").symlink_to("bird")
+    os.mkfifo(tmp_path / "val" / "fish")
+    (tmp_path / "val" / "notes").symlink_to(__file__)
+    assert load(tmp_path).facts["notes"][0].startswith("val/bird and 2 more are skipped, ")
+
+
+@pytest.mark.parametrize(("field", "names"), [("train", ("Train", "train")), ("val", ("VAL", "val"))])
+def test_two_splits_that_differ_only_in_case_are_refused(tmp_path: Path, field: str, names: tuple[str, str]) -> None:
+    make_folder(tmp_path, {"train": {"a": 2, "b": 2}, "val": {"a": 1, "b": 1}})
+    make_folder(tmp_path / names[0], {"c": 2, "d": 2})
+    if len([*tmp_path.iterdir()]) == 2:
+        pytest.skip("the disk ignores case")
+    with pytest.raises(DataError, match=rf"the splits {names[0]} and {names[1]} differ only in case; .*{field}_split="):
+        load(tmp_path)
+    data = load(tmp_path, data={f"{field}_split": names[1], "check": "off"})
+    assert data.facts["counts"]["train"] == {"a": 2, "b": 2}
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="needs /proc")

@@ -246,7 +246,7 @@ def find_split(
     """Return `wanted`, or, if it is None, the first available of the `usual` names, ignoring case.
 
     Raises:
-        DataError: `wanted` is not available.
+        DataError: `wanted` is not available, or the names of two splits differ only in case.
     """
     if wanted is not None:
         if wanted in available:
@@ -255,8 +255,16 @@ def find_split(
         raise DataError(
             f"{where}: no split {wanted!r} (task.data.{field}){did_you_mean(wanted, available)}; available: {listed}"
         )
-    lowered = {name.lower(): name for name in sorted(available, reverse=True)}
-    return next((lowered[name] for name in usual if name in lowered), None)
+    lowered: dict[str, list[str]] = {}
+    for name in sorted(available):
+        lowered.setdefault(name.lower(), []).append(name)
+    found = next((lowered[name] for name in usual if name in lowered), [None])
+    if len(found) > 1:
+        raise DataError(
+            f"{where}: the splits {found[0]} and {found[1]} differ only in case; join or rename them, or choose one with "
+            f"--set task.data.{field}={found[0]}"
+        )
+    return found[0]
 
 
 def find_train(available: Sequence[str], config: DataConfig, *, where: str) -> str | None:

@@ -85,6 +85,7 @@ def list_folder(path: Path) -> Listing:
     files: list[str] = []
     folders: list[str] = []
     unsupported: list[str] = []
+    strange: list[str] = []
     with_images = without = 0
     pending: list[tuple[str, frozenset[str]]] = [("", frozenset())]
     while pending:
@@ -108,6 +109,8 @@ def list_folder(path: Path) -> Listing:
                 pending.append((relative, above | {real}))
             elif is_image(relative):  # broken links, FIFOs, ... are reported
                 files.append(relative)
+            elif not _is_file(entry):
+                strange.append(relative)
             elif is_unsupported(relative):
                 unsupported.append(relative)
         if len(files) > known:
@@ -120,11 +123,18 @@ def list_folder(path: Path) -> Listing:
                 "your images"
             )
     count(f"folders in {path}", with_images + without, with_images + without)
-    return Listing(str(path), tuple(files), tuple(folders), tuple(unsupported))
+    return Listing(str(path), tuple(files), tuple(folders), tuple(unsupported), tuple(strange))
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
     except OSError:  # a link that points to itself
+        return False
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:  # as above
         return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -43,6 +43,7 @@ class Listing:
     files: tuple[str, ...]
     folders: tuple[str, ...]
     unsupported: tuple[str, ...] = ()  #: paths of images in unsupported formats
+    strange: tuple[str, ...] = ()  #: paths of broken links, FIFOs and devices without an image's extension
 
     def below(self, folder: str) -> Listing:
         """Return the contents of `folder`, still relative to the source."""
@@ -127,13 +128,21 @@ def split_folders(listing: Listing, config: DataConfig, *, kind: str, make: Make
             below[train], below[val] if val else None, kind=kind, where=where, origin=origin, make=(make, make)
         )
         source = replace(source, test_split=test)
+    return replace(source, notes=(*source.notes, *_skipped(listing)))
+
+
+def _skipped(listing: Listing) -> Iterator[str]:
+    """Yield notes on what is skipped."""
+    if listing.strange:
+        first, *others = listing.strange
+        what = f"{first} and {len(others)} more are" if others else f"{first} is"
+        yield f"{what} skipped, as neither a file nor a folder; restore or remove broken links, FIFOs and devices."
     if not listing.unsupported:
-        return source
+        return
     kinds = ", ".join(sorted({f".{name.rpartition('.')[2].lower()}" for name in listing.unsupported}))
     count = len(listing.unsupported)
     files = "file in an unsupported format was" if count == 1 else "files in unsupported formats were"
-    note = f"{count} {files} skipped ({kinds}): {listing.unsupported[0]}{', ...' if count > 1 else ''}; save as JPEG or PNG."
-    return replace(source, notes=(*source.notes, note))
+    yield f"{count} {files} skipped ({kinds}): {listing.unsupported[0]}{', ...' if count > 1 else ''}; save as JPEG or PNG."
 
 
 def class_source(
