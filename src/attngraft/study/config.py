@@ -40,6 +40,7 @@ from attngraft.results.sequential import MOST_SEEDS
 from attngraft.strict import read
 from attngraft.study.variants import ENTRY, StudyHost, Variant, read_variants
 from attngraft.suggest import quoted
+from attngraft.tasks.images.config import MOST_FOLDS
 from attngraft.training.recipe import Recipe, load_recipe, recipe_from_dict, recipe_to_dict
 from attngraft.training.run_folder import STUDY_FILE as STUDY_FILE
 from attngraft.yaml_config import apply_overrides, merge, read_yaml
@@ -48,7 +49,7 @@ from attngraft.yaml_config import apply_overrides, merge, read_yaml
 _RESERVED = {"seed": "--seeds", "graft": "--graft"}
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
-_MAX_SEEDS = _MAX_FOLDS = 10_000
+_MAX_SEEDS = 10_000
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m(?:in)?)?(?:(\d+(?:\.\d+)?)s)?")
 
 
@@ -361,8 +362,8 @@ def _check_folds(file: _StudyFile, source: str) -> None:
         return
     if file.folds < 2:
         raise UsageError(f"{source}.folds: must be at least 2, got {file.folds}; omit it to train on one split")
-    if file.folds > _MAX_FOLDS:
-        raise UsageError(f"{source}.folds: must be at most {_MAX_FOLDS:,}, got {file.folds}; give fewer")
+    if file.folds > MOST_FOLDS:
+        raise UsageError(f"{source}.folds: must be at most {MOST_FOLDS:,}, got {file.folds}; give fewer")
     if file.halving not in (None, "off"):
         raise UsageError("--halving compares runs on one split; remove it, or omit --folds")
     if file.until == "decided":

@@ -47,7 +47,9 @@ def test_policies_of_timm_are_taken(policy: str) -> None:
         ({"sampling": "even"}, r"task\.sampling: 'even' is not a choice.*balanced, sqrt"),
         ({"data": {"source": 3}}, r"task\.data\.source: expected text, found 3"),
         ({"data": {"source": " "}}, r"task\.data\.source: is empty"),
-        ({"data": {"source": "x", "val_fraction": 1.0}}, r"task\.data\.val_fraction: must lie between 0 and 1"),
+        ({"data": {"source": "x", "val_fraction": 1.0}}, r"task\.data\.val_fraction: must lie between 0\.000001 and 1"),
+        ({"data": {"source": "x", "val_fraction": 5e-324}}, r"task\.data\.val_fraction: must lie between 0\.000001"),
+        ({"data": {"source": "x", "split_seed": 2**32}}, r"task\.data\.split_seed: must lie between 0 and 2\^32 - 1"),
         (
             {"data": {"source": "x", "val_fraction": 0.1, "val_split": "v"}},
             r"val_fraction: cannot be combined with val_split.* only one",

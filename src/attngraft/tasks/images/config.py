@@ -10,6 +10,7 @@ from attngraft.suggest import cut
 Crop = Literal["auto", "resized", "pad", "center"]
 Check = Literal["auto", "full", "fast", "off"]
 Order = Literal["random", "shards"]
+MOST_FOLDS = 10_000
 _MOST = 1000  #: most repetitions of an image, and erased rectangles
 LARGEST_SIDE = 2**12  #: largest side of model inputs, resized and cropped images, in pixels
 
@@ -63,14 +64,14 @@ class DataConfig:
         if not self.source.strip():
             raise FieldError("source", f"is empty; give {SOURCES}")
         fraction, classes, columns = self.val_fraction, self.classes, self.label_columns
-        require(self, "val_fraction", fraction is None or 0 < fraction < 1, "must lie between 0 and 1")
+        require(self, "val_fraction", fraction is None or 1e-6 <= fraction < 1, "must lie between 0.000001 and 1")
         alone = fraction is None or self.val_split is None
         require(self, "val_fraction", alone, "cannot be combined with val_split; give only one of them")
         other = self.test_split is None or self.test_split not in (self.train_split, self.val_split)
         require(self, "test_split", other, "is also used for training or validation; name another split, or none")
-        require(self, "split_seed", self.split_seed >= 0, "must not be negative")
+        require(self, "split_seed", 0 <= self.split_seed < 2**32, "must lie between 0 and 2^32 - 1")
         folds, fold = self.folds, self.fold
-        require(self, "folds", folds is None or folds >= 2, "must be at least 2")
+        require(self, "folds", folds is None or 2 <= folds <= MOST_FOLDS, f"must be from 2 to {MOST_FOLDS:,}")
         needed = "requires task.data.fold; attngraft compare --folds trains all folds"
         require(self, "folds", folds is None or fold is not None, needed)
         inside = fold is None or (folds is not None and 0 <= fold < folds)

@@ -200,7 +200,8 @@ def test_texts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"folds": 1, "fold": 0}, "folds: must be at least 2"),
+        ({"folds": 1, "fold": 0}, "folds: must be from 2 to 10,000"),
+        ({"folds": 10**9, "fold": 0}, "folds: must be from 2 to 10,000"),
         ({"folds": 3}, "folds: requires task.data.fold; attngraft compare --folds trains all folds"),
         ({"folds": 3, "fold": 3}, "fold: must be at least 0 and below task.data.folds"),
         ({"fold": 0}, "fold: must be at least 0 and below task.data.folds"),
