@@ -54,7 +54,7 @@ def test_policies_of_timm_are_taken(policy: str) -> None:
             {"data": {"source": "x", "val_fraction": 0.1, "val_split": "v"}},
             r"val_fraction: cannot be combined with val_split.* only one",
         ),
-        ({"data": {"source": "x", "split_seed": -1}}, r"task\.data\.split_seed: must not be negative"),
+        ({"data": {"source": "x", "split_seed": -1}}, r"task\.data\.split_seed: must lie between 0 and 2"),
         ({"data": {"source": "x", "classes": ["a", "a"]}}, r"task\.data\.classes: contains a class twice"),
         ({"data": {"source": "x", "classes": ["a"]}}, r"task\.data\.classes: must name at least two"),
         ({"augment": {"crop": "random"}}, r"task\.augment\.crop: 'random' is not a choice.*auto, resized, pad, center"),
