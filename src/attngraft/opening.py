@@ -39,6 +39,7 @@ DEPTH_LIMIT = 100  #: objects and lists of JSON inside of each other
 # Limits of archives. Masks and one-hot labels compress to a hundredth, but what deflate compresses to a thousandth is empty.
 UNPACKED_RATIO = 100  #: largest size of what an archive unpacks to, as a multiple of its own size ...
 UNPACKED_FREE = 2**28  #: ... if that is more than this many bytes
+_PICKLE = 2**23  #: largest size of a pickle without its tensors, which may take 70 times its size
 _UNPACKED_TEXT = 2**24  #: ... of a text, whose lines take more memory than their bytes
 ZIP_DIRECTORY = 2**23  #: bytes of the list of a zip's members: at least 80,000 members
 TAR_MEMBERS = 2**25  #: ImageNet-21k has 14 million images
@@ -180,6 +181,8 @@ def check_zip(file: IO[bytes], path: Path | str) -> None:
         members = archive.infolist()
     if len(members) != end[4]:  # a wrong length in the list hides the members behind it
         raise UnsuitableFile(path, f"is damaged: it has {end[4]:,} members, but lists {len(members):,}")
+    if any(member.filename.endswith("/data.pkl") and member.file_size > _PICKLE for member in members):
+        raise UnsuitableFile(path, f"has a pickle of more than {shown_size(_PICKLE)} besides its tensors")
     if len({member.filename for member in members}) < len(members):
         raise UnsuitableFile(path, "has two members of the same name")
     if any(member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for member in members):

@@ -142,7 +142,7 @@ def test_a_contact_sheet(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
     [
         (["nowhere"], 2, "no such file or folder"),
         (["digits", "--set", "colour=1"], 2, "task.data.colour: unknown field"),
-        (["digits", "--val-fraction", "2"], 2, "task.data.val_fraction: must lie between 0 and 1"),
+        (["digits", "--val-fraction", "2"], 2, "task.data.val_fraction: must lie between 0.000001 and 1"),
         (["digits", "--set", "classes=[cat, dog]"], 2, "digits has no class 'cat'"),
         (["digits", "--task", "multilable"], 2, "did you mean multilabel"),
         ([], 2, "Missing argument"),

@@ -94,7 +94,8 @@ def test_an_exported_model_answers_for_images(old: Any, run: Run, model: str) ->
         pytest.importorskip("onnxruntime")
     if model.endswith(".pt2") and torch.__version__.partition("+")[0] != MADE["made"]["packages"]["torch"]:
         pytest.skip("torch promises to read a .pt2 of its own release")
-    assert_answers(run(*make.PREDICT, old("exported") / model, DATA / "images"), "predicted")
+    trusted = ["--trust-code"] if model.endswith(".pt2") else []
+    assert_answers(run(*make.PREDICT, old("exported") / model, DATA / "images", *trusted), "predicted")
 
 
 def test_an_exported_model_is_loaded(old: Any, tmp_path: Path) -> None:

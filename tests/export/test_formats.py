@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import shutil
-import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import timm
@@ -233,34 +229,6 @@ def test_damaged_programs_are_named(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"nonsense")
     with pytest.raises(ExportError, match=name):
         (onnx.open_onnx if name.endswith("onnx") else torch_export.open_program)(tmp_path / name)
-
-
-def test_programs_with_code_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Code:
-        def __reduce__(self) -> Any:
-            return (tmp_path / "ran").touch, ()
-
-    monkeypatch.delenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", raising=False)
-    run = make_run(tmp_path / "run", host=ONE_BLOCK["vit"])
-    export_run(run, tmp_path / "out", to=["pt2"])
-    pickled = io.BytesIO()
-    torch.save(Code(), pickled)
-    for member, content, message in (
-        ("data/sample_inputs/model.pt", pickled.getvalue(), "contains pickled objects, which could run code"),
-        ("data/constants/opaque_obj_0", b"", "opaque_obj_0, which could run code"),
-        ("data/aotinductor/model/a.so", b"", "a.so, which could run code"),
-    ):
-        changed = tmp_path / "changed.pt2"
-        with zipfile.ZipFile(tmp_path / "out" / "model.pt2") as old, zipfile.ZipFile(changed, "w") as new:
-            root = old.namelist()[0].partition("/")[0]
-            for name in old.namelist():
-                if name != f"{root}/{member}":
-                    new.writestr(name, old.read(name))
-            new.writestr(f"{root}/{member}", content)
-        with pytest.raises(ExportError, match=rf"changed\.pt2: .*{message}"):
-            torch_export.open_program(changed)
-    assert not (tmp_path / "ran").exists()
-    assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
 
 
 def test_nothing_is_left_where_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ def assert_as_evaluated(run: Path, model: Path, root: Path, *, several: bool = F
     with np.load(run / "predictions.npz") as saved:
         names, logits = saved["name"], torch.from_numpy(saved["logits"])
     expected = (logits.sigmoid() if several else logits.softmax(-1)).numpy()
-    found = list(open_model(model)([root / name for name in names], batch=5))
+    found = list(open_model(model, trust_code=True)([root / name for name in names], batch=5))
     assert [Path(prediction.image) for prediction in found] == [root / name for name in names]
     assert len(found) > 3
     for prediction, probabilities in zip(found, expected, strict=True):
@@ -106,8 +106,10 @@ def test_what_is_no_model_is_named(tmp_path: Path) -> None:
 def test_a_program_of_somebody_else_is_refused(tmp_path: Path) -> None:
     exported = torch.export.export(torch.nn.Linear(3, 2), (torch.randn(2, 3),))
     torch.export.save(exported, tmp_path / "other.pt2")
-    with pytest.raises(ExportError, match="classes and preprocessing are unknown"):
+    with pytest.raises(UsageError, match=r"other\.pt2: torch runs code that a \.pt2 file contains; add --trust-code"):
         open_model(tmp_path / "other.pt2")
+    with pytest.raises(ExportError, match="classes and preprocessing are unknown"):
+        open_model(tmp_path / "other.pt2", trust_code=True)
 
 
 def test_finding_images(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +172,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "x.jpg": lambda path: images_from_files([str(path)]).open(0),
     "map.pt": label_map,
     "x.onnx": open_model,
-    "x.pt2": open_model,
+    "x.pt2": partial(open_model, trust_code=True),
     "config.json": lambda path: folder_config(path.parent),
     "weights": lambda path: folder_config(beside(path, config__json='{"model_type": "vit"}').parent),
     "pretrained": lambda path: from_pretrained(beside(path, grafts__safetensors="").parent),

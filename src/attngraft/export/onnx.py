@@ -21,6 +21,7 @@ from attngraft.saved.manifest import Check, Manifest, manifest_text
 from attngraft.suggest import quoted
 
 FILE = "model.onnx"
+OUTPUT = "logits"
 QUANTIZED = "model.int8.onnx"
 TOLERANCE = 1e-4
 QUANTIZING = 0.5  #: largest accepted difference of outputs with quantized weights; a larger one indicates a bug
@@ -62,7 +63,7 @@ def write_onnx(program: torch.export.ExportedProgram, model: nn.Module, manifest
                 program,
                 (example_inputs(manifest, batch=EXAMPLE),),
                 input_names=["image"],
-                output_names=["logits"],
+                output_names=[OUTPUT],
                 dynamo=True,
                 verbose=False,
             )
@@ -131,10 +132,18 @@ def open_onnx(path: Path) -> tuple[Forward, str | None]:
         session: Any = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises a separate class per status code
         raise ExportError(f"{path}: onnxruntime cannot read it ({_reason(error)}); export the model again") from None
-    name = session.get_inputs()[0].name
+    name, outputs = session.get_inputs()[0].name, [output.name for output in session.get_outputs()]
+    if len(outputs) > 1 and OUTPUT not in outputs:
+        raise ExportError(
+            f"{path}: has {len(outputs)} outputs, none of which is called {OUTPUT}; export the model again"
+        )
+    output = OUTPUT if OUTPUT in outputs else outputs[0]
 
     def forward(images: Tensor) -> Tensor:
-        return torch.from_numpy(session.run(None, {name: images.contiguous().numpy()})[0])
+        try:
+            return torch.from_numpy(session.run([output], {name: images.contiguous().numpy()})[0])
+        except Exception as error:
+            raise ExportError(f"{path}: onnxruntime cannot run it ({_reason(error)}); export the model again") from None
 
     return forward, session.get_modelmeta().custom_metadata_map.get(ENTRY)
 

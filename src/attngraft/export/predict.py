@@ -187,7 +187,7 @@ def open_model(
         model: the path. Programs contain their manifest, so they can be used without their folder.
         checkpoint: for a run: the weights of the last or best epoch, or their moving averages.
         device: device of a folder's model; None: the accelerator, if there is one. Programs run on the CPU.
-        trust_code: import a `module:` host named in the folder; this runs its code.
+        trust_code: import a `module:` host named in the folder, or open a .pt2 program; this runs its code.
         allow_download: download what the folder names (a host of the Hub, a data set) and is not in the caches.
 
     Raises:
@@ -203,6 +203,11 @@ def open_model(
         raise UsageError(f"{path}: does not exist; use an exported folder, a run's folder, or a .pt2 or .onnx file")
     if path.suffix not in _OPENERS:
         raise UsageError(f"{path}: not a model; use an exported folder, a run's folder, or a .pt2 or .onnx file")
+    if path.suffix == ".pt2" and not trust_code:
+        raise UsageError(
+            f"{path}: torch runs code that a .pt2 file contains; if you trust its source, add --trust-code "
+            "(trust_code=True), or use the exported folder or an .onnx file"
+        )
     check_file(path, path.parent)
     forward, text = _OPENERS[path.suffix](path)
     if text is not None:

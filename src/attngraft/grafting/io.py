@@ -141,14 +141,16 @@ def save_grafts(
     """
     check_module(model)
     check_types(path=(path, str, os.PathLike), include=(include, Iterable))
-    host = find_host(model)
-    folded = next((name for _, _, name, graft in grafted(host.core) if graft.folded), None)
-    if folded is not None:
-        raise GraftSpecError(
-            f"the graft {folded} was folded into the host's weights, which other hosts do not have; export the "
-            "model without folding, then save its grafts"
-        )
-    return write_atomically(Path(path), graft_bytes(host, include=include, fingerprint=fingerprint))
+    with exclusive():  # another thread must not add or remove grafts meanwhile
+        host = find_host(model)
+        folded = next((name for _, _, name, graft in grafted(host.core) if graft.folded), None)
+        if folded is not None:
+            raise GraftSpecError(
+                f"the graft {folded} was folded into the host's weights, which other hosts do not have; export the "
+                "model without folding, then save its grafts"
+            )
+        content = graft_bytes(host, include=include, fingerprint=fingerprint)
+    return write_atomically(Path(path), content)
 
 
 def graft_bytes(host: Host, *, include: Iterable[str] = (), fingerprint: bool = False) -> bytes:
@@ -443,6 +445,10 @@ def _check_tensors(
             raise GraftFileError(
                 f"{file}: {name} has values that are not finite in {used} (the training diverged, or the file is "
                 "damaged); use an earlier file, or save the grafts again"
+            )
+        if name.endswith("running_var") and bool((tensor < 0).any()):
+            raise GraftFileError(
+                f"{file}: {name} has negative variances; use an earlier file, or save the grafts again"
             )
 
 

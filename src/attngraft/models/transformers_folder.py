@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import torch
 from torch import Tensor, nn
 
@@ -294,12 +295,18 @@ def _check_index(index: Path) -> None:
         HostError: it does not, or is damaged.
     """
     try:
-        parts = set(read_mapping(index)["weight_map"].values())
-        for part in parts:
+        tensors: dict[str, set[str]] = {}
+        for name, part in read_mapping(index)["weight_map"].items():
+            tensors.setdefault(part, set()).add(name)
+        for part, names in tensors.items():
             if Path(part).name != part:
                 raise ValueError(f"{quoted(part)} is not a file in this folder")
             check_regular(index.with_name(part))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            if part.endswith(".safetensors"):
+                with safetensors.safe_open(index.with_name(part), framework="pt") as file:
+                    if others := names ^ set(file.keys()):
+                        raise ValueError(f"{part} and the index differ in {quoted(min(others))}")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, safetensors.SafetensorError) as error:
         raise HostError(f"{index}: {first_line(error)}; download or save the folder again") from None
 
 
@@ -371,6 +378,10 @@ def folder_preprocessing(folder: Path) -> dict[str, Any]:
         raise UsageError(f"{file}: not readable as an image processor ({first_line(error)}). {remedy}") from None
 
 
+#: settings of BGR images, of pixels shifted by 1, and of a second normalization
+_UNSUPPORTED = ("do_flip_channel_order", "rescale_offset", "include_top")
+
+
 def _data_config(processor: Mapping[str, Any]) -> dict[str, Any]:
     """Convert an image processor's settings to timm's data configuration.
 
@@ -380,6 +391,8 @@ def _data_config(processor: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: the sizes do not determine an input size, or pixels cannot be normalized.
     """
+    if unknown := [name for name in _UNSUPPORTED if processor.get(name)]:
+        raise ValueError(f"{unknown[0]} changes pixels in a way that is not supported")
     scale = 255 * float(processor.get("rescale_factor") or 1 / 255) if processor.get("do_rescale", True) else 255.0
     scale = 1.0 if abs(scale - 1) < 1e-9 else scale
     plain = not processor.get("do_normalize", True)

@@ -224,6 +224,14 @@ def _set_generation(transformers: Any, model: Any, source: str, settings: Mappin
             task = "captioning" if inner else "translation"
             raise UsageError(f"hf:{source}: config.json has no {name}, which {task} needs; add it to the file")
         setattr(found, name, value)
+    vocabulary = (inner or config).vocab_size
+    for name, value in found.to_dict().items():
+        ids = value if isinstance(value, list) else [value]
+        if name.endswith("_token_id") and any(type(each) is int and each >= vocabulary for each in ids):
+            raise UsageError(
+                f"hf:{source}: {name} {value} is not a token of the model, which has {vocabulary:,}; correct "
+                "generation_config.json or config.json"
+            )
     if found.pad_token_id is None and inner is not None:  # as in transformers, which would warn
         found.pad_token_id = _first(found.eos_token_id if inner.pad_token_id is None else inner.pad_token_id)
 

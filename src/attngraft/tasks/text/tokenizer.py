@@ -70,7 +70,7 @@ class Tokenizer:
         if max_length == self.max_length:
             return self
         inner = _package().Tokenizer.from_str(self.text)
-        inner.enable_truncation(max_length)
+        inner.enable_truncation(max_length, direction=(inner.truncation or {}).get("direction", "right"))
         return Tokenizer(inner.to_str())
 
     def save(self, path: Path) -> None:
@@ -84,13 +84,18 @@ class Tokenizer:
 
 @contextmanager
 def encoding_errors() -> Iterator[None]:
-    """Convert errors of a tokenizer to a DataError, including panics of its Rust code, which are not an `Exception`."""
+    """Convert errors of a tokenizer to a DataError."""
     try:
         yield
     except BaseException as error:
-        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+        if _is_error(error):
             raise DataError(f"the tokenizer cannot encode a text ({quoted(error)}); restore the tokenizer") from None
         raise
+
+
+def _is_error(error: BaseException) -> bool:
+    """Return whether a tokenizer failed; a panic of its Rust code is not an `Exception`."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def pad(ids: Sequence[np.ndarray], *, value: int) -> dict[str, Tensor]:
@@ -113,7 +118,9 @@ def read_tokenizer(path: Path) -> Tokenizer:
         return Tokenizer(read_text(path))
     except ConfigError:
         raise
-    except Exception as error:  # the package raises plain exceptions
+    except BaseException as error:  # the package raises plain exceptions
+        if not _is_error(error):
+            raise
         raise DataError(f"{path}: cannot be read as a tokenizer ({error}); restore the file") from None
 
 
@@ -139,7 +146,9 @@ def folder_tokenizer(folder: Path, *, pad: int | None, max_length: int | None) -
                 str(folder), local_files_only=True, trust_remote_code=False
             )
         text = found.backend_tokenizer.to_str()
-    except Exception as error:  # any error; tokenizers written in Python have no backend_tokenizer
+    except BaseException as error:  # any error; tokenizers written in Python have no backend_tokenizer
+        if not _is_error(error):
+            raise
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(
             f"task.tokenizer: transformers cannot read a tokenizer in {folder} ({reason}); save one there "
@@ -147,7 +156,8 @@ def folder_tokenizer(folder: Path, *, pad: int | None, max_length: int | None) -
         ) from None
     inner = _package().Tokenizer.from_str(text)
     own = found.pad_token_id
-    return _with_limits(inner, pad=own if own is not None else pad or 0, name=found.pad_token, max_length=max_length)
+    pad = own if own is not None else pad or 0
+    return _with_limits(inner, pad=pad, name=found.pad_token, max_length=max_length, direction=found.truncation_side)
 
 
 def train_tokenizer(
@@ -195,11 +205,13 @@ def train_tokenizer(
     return _with_limits(inner, pad=inner.token_to_id("[PAD]"), name="[PAD]", max_length=max_length)
 
 
-def _with_limits(inner: Any, *, pad: int, name: str | None, max_length: int | None) -> Tokenizer:
+def _with_limits(
+    inner: Any, *, pad: int, name: str | None, max_length: int | None, direction: str = "right"
+) -> Tokenizer:
     inner.enable_padding(pad_id=pad, pad_token=name or "[PAD]")
     inner.no_truncation()
     if max_length is not None:
-        inner.enable_truncation(max_length)
+        inner.enable_truncation(max_length, direction=direction)
     return Tokenizer(inner.to_str())
 
 
