@@ -90,3 +90,23 @@ def test_programs_without_bounds_are_refused(tmp_path: Path, kind: str, message:
     (tmp_path / "a.onnx").write_bytes(graph(kind).SerializeToString())
     with pytest.raises(ExportError, match=message):
         open_onnx(tmp_path / "a.onnx")
+
+
+@pytest.mark.parametrize("names", [["aux", "logits"], ["aux", "other"]])
+def test_the_output_is_found_by_its_name(tmp_path: Path, names: list[str]) -> None:
+    onnx = pytest.importorskip("onnx", reason="needs the extra export")
+    pytest.importorskip("onnxruntime", reason="needs the extra export")
+    floats = onnx.TensorProto.FLOAT
+    nodes = [onnx.helper.make_node(kind, ["image"], [name]) for kind, name in zip(("Neg", "Abs"), names, strict=True)]
+    values = [onnx.helper.make_tensor_value_info(name, floats, [1, 2]) for name in ("image", *names)]
+    made = onnx.helper.make_graph(nodes, "graph", values[:1], values[1:])
+    model = onnx.helper.make_model(made, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    (tmp_path / "a.onnx").write_bytes(model.SerializeToString())
+    if "logits" not in names:
+        with pytest.raises(ExportError, match=r"a\.onnx: has 2 outputs, none of which is called logits"):
+            open_onnx(tmp_path / "a.onnx")
+        return
+    forward, _ = open_onnx(tmp_path / "a.onnx")
+    assert forward(torch.tensor([[-1.0, 2.0]])).tolist() == [[1.0, 2.0]]
+    with pytest.raises(ExportError, match=r"a\.onnx: onnxruntime cannot run it \(.*dimension"):
+        forward(torch.ones(3, 2))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import threading
 import zlib
 from pathlib import Path
 from typing import Any
@@ -328,6 +330,34 @@ def test_a_wrapped_graft_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(attngraft.GraftSpecError, match=r"grafts\.cb_s is wrapped in Wrapper .*modules_to_save"):
         attngraft.save_grafts(model, tmp_path / "x.safetensors")
     assert not list(tmp_path.iterdir())
+
+
+def test_grafts_are_not_saved_while_others_are_added(tmp_path: Path) -> None:
+    model, stop, errors = tiny_vit(), threading.Event(), list[BaseException]()
+
+    def change() -> None:
+        while not stop.is_set():
+            attngraft.graft(model, "cb_s")
+            attngraft.ungraft(model)
+
+    def save() -> None:
+        try:
+            for _ in range(60):
+                with contextlib.suppress(attngraft.GraftSpecError):  # there are none
+                    attngraft.save_grafts(model, tmp_path / "x.safetensors")
+                    attngraft.load_grafts(tiny_vit(), tmp_path / "x.safetensors")
+                    assert len(read_graft_file(tmp_path / "x.safetensors")[0].entries) == len(model.blocks)
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            stop.set()
+
+    threads = [threading.Thread(target=each) for each in (change, save)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not errors
 
 
 def test_values_beyond_the_hosts_precision_are_refused(file: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import timm
 import torch
 from torch import nn
@@ -320,6 +321,27 @@ def call(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(arguments)
     assert not stop.value.code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["do_flip_channel_order", "rescale_offset"])
+def test_settings_that_change_pixels_otherwise_are_refused(tmp_path: Path, name: str) -> None:
+    kind = {"do_flip_channel_order": "MobileViTImageProcessor", "rescale_offset": "EfficientNetImageProcessor"}[name]
+    changes = {"include_top": False, "size": {"shortest_edge": 16}} if name == "do_flip_channel_order" else {}
+    saved(tmp_path, processor={**PROCESSOR, "include_top": False, **changes, "image_processor_type": kind, name: True})
+    with pytest.raises(attngraft.AttngraftError, match=f"{name} changes pixels in a way that is not supported"):
+        model_data_config(recipe(tmp_path))
+
+
+def test_parts_have_the_tensors_of_the_index(tmp_path: Path) -> None:
+    saved(tmp_path)
+    tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    for number in (1, 2):
+        safetensors.torch.save_file(tensors, tmp_path / f"part{number}.safetensors", {"format": "pt"})
+    index = dict.fromkeys(tensors, "part1.safetensors") | {"classifier.bias": "part2.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    with pytest.raises(attngraft.HostError, match=r"part\d\.safetensors and the index differ in 'classifier"):
+        folder_tensors(tmp_path)
 
 
 @pytest.mark.parametrize("part", ["../secret.safetensors", "/etc/passwd", "sub/a.safetensors", "pipe", 3])

@@ -211,6 +211,7 @@ def _set_generation(transformers: Any, model: Any, source: str, settings: Mappin
 
     Raises:
         UsageError: there is no start token or no end token, neither in the settings nor in the configuration.
+        HostError: a special token is not in the vocabulary.
     """
     if settings:
         model.generation_config = transformers.GenerationConfig(**settings)
@@ -224,16 +225,16 @@ def _set_generation(transformers: Any, model: Any, source: str, settings: Mappin
             task = "captioning" if inner else "translation"
             raise UsageError(f"hf:{source}: config.json has no {name}, which {task} needs; add it to the file")
         setattr(found, name, value)
-    vocabulary = (inner or config).vocab_size
-    for name, value in found.to_dict().items():
-        ids = value if isinstance(value, list) else [value]
-        if name.endswith("_token_id") and any(type(each) is int and each >= vocabulary for each in ids):
-            raise UsageError(
-                f"hf:{source}: {name} {value} is not a token of the model, which has {vocabulary:,}; correct "
-                "generation_config.json or config.json"
-            )
     if found.pad_token_id is None and inner is not None:  # as in transformers, which would warn
         found.pad_token_id = _first(found.eos_token_id if inner.pad_token_id is None else inner.pad_token_id)
+    vocabulary = (inner or config).vocab_size
+    for name, value in found.to_dict().items():
+        tokens = value if isinstance(value, list) else [] if value is None else [value]
+        if name.endswith("_token_id") and not all(0 <= token < vocabulary for token in tokens):
+            raise HostError(
+                f"hf:{source}: {name} is {value}, but the decoder has {vocabulary} tokens; correct it in config.json and "
+                "generation_config.json"
+            )
 
 
 def _decoder_input(model: Any) -> dict[str, Any]:
@@ -256,7 +257,7 @@ def _captioned_input(model: Any, source: str, shown: Mapping[str, Any]) -> dict[
     """Return the input of an encoder-decoder of images: their size and normalization, and what `_text_input` returns.
 
     Raises:
-        HostError: image_mean and the encoder differ in the number of channels, or a special token is not in the vocabulary.
+        HostError: image_mean and the encoder differ in the number of channels.
     """
     encoder = model.config.encoder
     size = encoder.image_size if isinstance(encoder.image_size, list | tuple) else [encoder.image_size] * 2
@@ -266,18 +267,11 @@ def _captioned_input(model: Any, source: str, shown: Mapping[str, Any]) -> dict[
             f"hf:{source}: image_mean has {channels} channels, but the encoder {encoder.num_channels}; correct image_mean "
             f"and image_std in {PROCESSORS[0]}"
         )
-    special = {"pad_token_id": _first(pad), "decoder_start_token_id": decoder["start"], "eos_token_id": decoder["end"]}
-    for name, token in special.items():
-        if not 0 <= token < text["vocab_size"]:
-            raise HostError(
-                f"hf:{source}: {name} is {token}, but the decoder has {text['vocab_size']} tokens; correct it in "
-                "config.json and generation_config.json"
-            )
     return {
         "input_size": [encoder.num_channels, *size],
         **shown,
         **text,
-        "pad": special["pad_token_id"],
+        "pad": _first(pad),
         "decoder": decoder,
     }
 

@@ -45,6 +45,21 @@ def test_detectors_are_cut_to_50_regions_and_grids_are_whole(tmp_path: Path) -> 
         assert found.encoder == (encoder if attributes else None)
 
 
+def test_features_of_two_images_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pictures.write_coco(tmp_path)
+    write_features(tmp_path / "features.h5", ids=True)
+    source, message = opened(tmp_path), "_features of .* may be that of another image; name all features by COCO's ids"
+    with h5py.File(tmp_path / "features.h5", "a") as file:
+        file[f"{key_of(source.val.names[0])}_features"] = rows(0)
+    with pytest.raises(DataError, match=message):
+        open_features(config(tmp_path), source)
+    write_features(tmp_path / "features.h5", ids=True)
+    open_features(config(tmp_path), source)
+    monkeypatch.setattr(FeatureFile, "key", lambda *_: "5")
+    with pytest.raises(DataError, match=message):
+        open_features(config(tmp_path), source)
+
+
 def test_paths_below_any_folder_are_keys(tmp_path: Path) -> None:
     pictures.write_coco(tmp_path)
     pictures.write_images(tmp_path / "val2014")

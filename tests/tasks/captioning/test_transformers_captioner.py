@@ -226,6 +226,7 @@ def test_what_is_missing_is_named(
             r"must be finite and of the same length, and image_std positive",
         ),
         ("generation_config.json", "decoder_start_token_id", 99, r"decoder_start_token_id is 99, but the decoder has"),
+        ("generation_config.json", "forced_bos_token_id", 99999, r"forced_bos_token_id is 99999, but the decoder has"),
         ("generation_config.json", "pad_token_id", -1, r"pad_token_id is -1, but the decoder has"),
     ],
 )

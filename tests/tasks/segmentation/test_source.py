@@ -272,10 +272,8 @@ def test_palettes_and_colors_and_names(tmp_path: Path) -> None:
     assert named.labels.colors == ((1, 2, 3), (255, 0, 0))
     assert np.array_equal(named.train.label(0), np.where(labels == 2, IGNORED, labels))
     (tmp_path / "classes.txt").write_text("road 255 0 0\nred car 9 8 7\n")
-    with pytest.raises(
-        DataError, match="'road' is label 0, but in .*png its color is that of label 1; start each line"
-    ):
-        opened(tmp_path)
+    with pytest.raises(DataError, match=r"\.png: the label 0, 'road', has the color of 'red car'; give all masks one"):
+        opened(tmp_path).train.label(0)
     (tmp_path / "classes.txt").write_text("road 1 2 3\nred\x0c\u2028car 255 0 0\nVoid 0 0 255\n")
     assert opened(tmp_path).labels.classes == ("road", "red car")
     for index in range(3):

@@ -58,6 +58,13 @@ def test_the_tokenizer_of_a_folder_gives_the_ids_of_transformers(tmp_path: Path)
     batch = ours.batch(ours.encode(TEXTS[:3])[0])
     assert batch["input_ids"].tolist() == expected["input_ids"]
     assert batch["attention_mask"].tolist() == expected["attention_mask"]
+    settings = json.loads((tmp_path / "host" / "tokenizer_config.json").read_text())
+    (tmp_path / "host" / "tokenizer_config.json").write_text(json.dumps({**settings, "truncation_side": "left"}))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "host")
+    left = folder_tokenizer(tmp_path / "host", pad=None, max_length=12)
+    for each in (left, folder_tokenizer(tmp_path / "host", pad=None, max_length=14).cut_at(12)):
+        expected = theirs([TEXTS[0] * 3], truncation=True, max_length=12)["input_ids"]
+        assert [ids.tolist() for ids in each.encode([TEXTS[0] * 3])[0]] == expected
     with pytest.raises(ConfigError, match="cannot read a tokenizer in .*none"):
         folder_tokenizer(tmp_path / "none", pad=None, max_length=None)
 
@@ -71,6 +78,11 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 def test_a_panic_of_the_package_is_an_error_of_the_tokenizer(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     made = json.loads(train_tokenizer(TEXTS, vocab_size=40, pad=0, max_length=9).text)
     endless = {"type": "Replace", "pattern": {"Regex": "(a|a|aa)+$"}, "content": ""}
+    (tmp_path / FILE).write_text(
+        json.dumps(made | {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}})
+    )
+    with pytest.raises(DataError, match=r"tokenizer\.json: cannot be read as a tokenizer"):
+        read_tokenizer(tmp_path / FILE)
     (tmp_path / FILE).write_text(json.dumps(made | {"normalizer": endless}))
     with pytest.raises(DataError, match="the tokenizer cannot encode a text .*restore the tokenizer"):
         read_tokenizer(tmp_path / FILE).encode([f"{'a' * 60}!"])

@@ -126,16 +126,21 @@ class FeatureFile:
         number = images.keys[index]
         if number is not None and str(number) in self._keys:
             return str(number)
+        return self._named(images, index)
+
+    def _named(self, images: CaptionedImages, index: int) -> str | None:
+        """Return the longest end of an image's path that is a key."""
         parts = images.images[index].parts
         ends = ["/".join(parts[start:]) for start in range(len(parts))]
         return next((key for end in (images.names[index], *ends) if (key := key_of(end)) in self._keys), None)
 
     def check(self, source: CaptionSource) -> None:
-        """Check that all images have features, with equally many channels.
+        """Check that all images have features of their own, with equally many channels.
 
         Raises:
             DataError: some have none, or others; the message names the first of them.
         """
+        owners = dict[str, Path]()
         for images in source.parts().values():
             missing = [images.names[i] for i in range(len(images)) if self.key(images, i) is None]
             if missing:
@@ -146,7 +151,13 @@ class FeatureFile:
                     f"{self.path}, or remove their captions"
                 )
             for index, name in enumerate(images.names):
-                with self._dataset(str(self.key(images, index)), name):
+                key, by_name = str(self.key(images, index)), self._named(images, index)
+                if by_name not in (None, key) or owners.setdefault(key, images.images[index]) != images.images[index]:
+                    raise DataError(
+                        f"{self.path}: {key}{ENDING} of {cut(name)} ({images.places[index]}) may be that of another image; "
+                        "name all features by COCO's ids, or all by the images' paths"
+                    )
+                with self._dataset(key, name):
                     pass
 
     def rows(self, images: CaptionedImages, index: int) -> np.ndarray:

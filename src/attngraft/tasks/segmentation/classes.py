@@ -87,8 +87,6 @@ def mask_classes(root: Path, config: MaskDataConfig, masks: Sequence[Stored]) ->
     for number, (label, _, _) in enumerate(kept):
         table[label] = number
     given = mode not in VALUES
-    if palette is not None:
-        _check_palette(kept, palette, file, masks[0])
     colors = tuple(color or _color(label, palette) for label, _, color in kept)
     rgb: dict[int, int] | None = None
     if given:
@@ -125,22 +123,6 @@ def coco_classes(
         table=table,
         coco={mask: found for found in coco.values() for mask in found.annotated},
     )
-
-
-def _check_palette(
-    classes: Sequence[tuple[int, str, Color | None]], palette: list[int], file: Path, mask: Stored
-) -> None:
-    """Refuse a class file that lists the colors of a mask's palette in another order."""
-    colors = list(zip(palette[0::3], palette[1::3], palette[2::3], strict=False))
-    given = [(label, name, color) for label, name, color in classes if color is not None]
-    if not all(color in colors for _, _, color in given):
-        return  # a palette for something else
-    for label, name, color in given:
-        if colors[label : label + 1] != [color]:
-            raise DataError(
-                f"{file}: {quoted(name)} is label {label}, but in {mask} its color is that of label {colors.index(color)}; "
-                "start each line with the label"
-            )
 
 
 def _values(masks: Sequence[Stored]) -> list[int]:

@@ -9,6 +9,8 @@ import numpy as np
 from PIL import Image
 
 from attngraft.errors import DataError
+from attngraft.suggest import quoted
+from attngraft.tasks.images.boundaries import IGNORED
 from attngraft.tasks.images.stored import Stored, read_image, read_mask
 from attngraft.tasks.segmentation.coco import CocoSplit
 
@@ -45,6 +47,8 @@ class Labels:
                 f"{path}: a mask in mode {image.mode}; masks have one value per pixel, or, with a class file whose "
                 "lines are `name r g b` (--set task.data.classes_file=FILE), colors"
             )
+        if image.mode == "P":
+            self._check_palette(image, path)
         values = np.asarray(image)
         if values.min() < 0 or values.max() > 255:
             label = int(values.min() if values.min() < 0 else values.max())
@@ -57,6 +61,20 @@ class Labels:
                     f"a line to the class file, or ignore it with --set 'task.data.ignore=[{label}]'"
                 )
         return self._of_values(image)
+
+    def _check_palette(self, image: Image.Image, path: Stored) -> None:
+        """Refuse a mask whose palette has the classes' colors in another order; other palettes have no meaning."""
+        palette = image.getpalette() or []
+        used = [label for label, count in enumerate(image.histogram()) if count and 0 <= self.table[label] < IGNORED]
+        colors = {label: tuple(palette[3 * label : 3 * label + 3]) for label in used}
+        if set(colors.values()) <= {*self.colors}:
+            for label, color in colors.items():
+                if self.colors[self.table[label]] != color:
+                    other, own = self.classes[self.colors.index(color)], self.classes[self.table[label]]
+                    raise DataError(
+                        f"{path}: the label {label}, {quoted(own)}, has the color of {quoted(other)}; give all masks one "
+                        "palette, in the order of the classes"
+                    )
 
     def _of_values(self, image: Image.Image) -> np.ndarray:
         """Look up the class of each pixel with Pillow, because indices of numpy take 8 bytes for each."""

@@ -7,6 +7,7 @@ import os
 import struct
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,14 @@ from PIL import Image
 
 from attngraft import image_files
 from attngraft.tasks.images.sources import decoding, in_mode
-from attngraft.tasks.images.sources.decoding import HUGE, UnreadableImage, decode, decode_values, read_size
+from attngraft.tasks.images.sources.decoding import (
+    HUGE,
+    UnreadableImage,
+    check_header,
+    decode,
+    decode_values,
+    read_size,
+)
 from tests.tasks.images.datasets import load, make_folder, picture
 
 RED, BLUE = (220, 30, 40), (30, 40, 220)
@@ -212,6 +220,19 @@ def test_labels_of_2_and_4_bits_are_not_scaled(tmp_path: Path, bits: int, suffix
     with (tmp_path / "x").open("rb") as file:
         assert np.array_equal(np.asarray(decode_values(file, where="x")), values)
     assert seen(tmp_path / "x", "L").max() == values.max() * {2: 85, 4: 17}[bits]
+
+
+@pytest.mark.parametrize(
+    "tags", [{258: (16, 16, 16), 284: 2}, {258: (12,)}, {258: (8,), 339: (2,)}, {258: (24,)}], ids=str
+)
+def test_tiffs_that_pillow_misreads_are_refused(tags: dict[int, Any]) -> None:
+    image = Image.new("RGB", (4, 4))
+    check_header(image)
+    image.tag_v2 = {258: (16, 16, 16), 284: 1}  # type: ignore[attr-defined]
+    check_header(image)
+    image.tag_v2 = tags  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="an unusual form of TIFF, which Pillow misreads; save it with 8 bits"):
+        check_header(image)
 
 
 def test_a_huge_jpeg_is_reduced_while_it_is_decoded(tmp_path: Path) -> None:

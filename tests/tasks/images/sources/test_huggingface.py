@@ -173,11 +173,19 @@ def test_images_beside_the_files(tmp_path: Path) -> None:
     from pyarrow import parquet
 
     make_folder(tmp_path, {"images": 4})
-    rows = [{"bytes": None, "path": f"images/{i}.png"} for i in range(4)] + [{"bytes": None, "path": None}]
+    outside = ["../secret.png", "/etc/passwd", "a\0.png"]
+    paths = [f"images/{i}.png" for i in range(4)] + [None, *outside]
+    rows = [{"bytes": None, "path": path} for path in paths]
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    table = pa.table({"image": pa.array(rows, kind), "label": ["a", "b", "a", "b", "a"]})
+    table = pa.table({"image": pa.array(rows, kind), "label": ["a", "b"] * 4})
     parquet.write_table(table, tmp_path / "train.parquet")
     found = parts_of(f"hf:{tmp_path}").train
+    for row in (5, 6, 7):
+        for read in (found.open, found.stamp):
+            with pytest.raises(
+                DataError, match=rf"train\.parquet: row {row}: .* is not a path below .*correct the cell"
+            ):
+                read(row)
     assert np.array_equal(np.asarray(found.open(2)), np.asarray(picture(2)))
     with pytest.raises(DataError, match=r"train\.parquet: row 4: column 'image' contains no image"):
         found.open(4)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from attngraft.errors import AttngraftError, ConfigError, DataError
 from attngraft.strict import read
@@ -299,6 +300,14 @@ def test_labels_that_are_no_texts_or_numbers_are_refused(tmp_path: Path, column:
         DataError, match=r"a\.jsonl: line 1: column 'labels?' contains .*; write a (text|list of texts)"
     ):
         open_source(DataConfig(source=str(tmp_path / "a.jsonl")))
+
+
+def test_missing_labels_of_a_list_are_no_class(tmp_path: Path) -> None:
+    rows = [{"path": f"{index}.png", "labels": ["cat", None, ""] if index else [None, "dog"]} for index in range(4)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for index in range(4):
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{index}.png")
+    assert open_source(DataConfig(source=str(tmp_path / "a.jsonl"))).classes == ("cat", "dog")
 
 
 def test_labels_that_are_maps_are_refused(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO, Any
 
@@ -17,7 +17,7 @@ RULES = 3  #: version of the decoding rules in this file; part of the cache key 
 HUGE = 2**25  #: JPEGs with more pixels are decoded at a reduced size
 
 _ORIENTATION = 0x0112  # EXIF
-_PHOTOMETRIC = 262  # TIFF
+_PHOTOMETRIC, _BITS, _PLANES, _SAMPLE_FORMAT = 262, 258, 284, 339  # TIFF
 _QUARTER_TURNS = (5, 6, 7, 8)
 _SCALES = {"L;2": 85, "L;4": 17}  #: factors by which Pillow multiplies pixels of 2 and 4 bits
 _DEEPEST = 2**16 - 1  # largest integer of a pixel
@@ -120,6 +120,11 @@ def check_header(image: Image.Image) -> None:
         raise ValueError("it has no pixels")
     if image.mode in _UNSUPPORTED:
         raise ValueError(_UNSUPPORTED[image.mode])
+    tags: Mapping[int, Any] = getattr(image, "tag_v2", {})
+    bits, signed, planes = tags.get(_BITS, (8,)), 2 in tags.get(_SAMPLE_FORMAT, (1,)), tags.get(_PLANES, 1)
+    split = planes == 2 and len(bits) > 1 and max(bits) > 8
+    if split or (signed and max(bits) <= 8) or not {*bits} <= {1, 2, 4, 8, 16, 32}:
+        raise ValueError("an unusual form of TIFF, which Pillow misreads; save it with 8 bits")
 
 
 def in_mode(image: Image.Image, mode: str) -> Image.Image:

@@ -22,6 +22,7 @@ from attngraft.errors import ConfigError, DataAccessError, DataError, StorageErr
 from attngraft.files import atomic_file
 from attngraft.opening import check_unpacked, open_regular, parse_json, read_mapping
 from attngraft.suggest import did_you_mean, quoted
+from attngraft.tasks.images.coco import path_below
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import (
     TRAIN_NAMES,
@@ -88,18 +89,24 @@ class ArrowImages(FileImages):
             return io.BytesIO(data)
         if not path:
             raise DataError(f"{self.where(index)}: column {self.column!r} contains no image")
+        file = self._file(index, path)
         try:
-            return open_regular(self.root / path)
+            return open_regular(file)
         except OSError as error:
-            where = f"{self.where(index)}: {self.root / path}"
-            raise DataAccessError(f"{where}: cannot be opened ({error.strerror})") from None
+            raise DataAccessError(f"{self.where(index)}: {file}: cannot be opened ({error.strerror})") from None
 
     def stamp(self, index: int) -> Stamp | None:
         data, path = self._entry(index)
         if data is None:
-            return file_stamp(self.root / (path or ""))
+            return file_stamp(self._file(index, path or ""))
         stamp = file_stamp(self.files[self.places[index, 0]])
         return None if stamp is None else (len(data), stamp[1])
+
+    def _file(self, index: int, path: str) -> Path:
+        try:
+            return path_below(self.root, self.root, path)
+        except ValueError as error:
+            raise DataError(f"{self.where(index)}: {error}; correct the cell") from None
 
     def take(self, indices: np.ndarray, labels: np.ndarray) -> ArrowImages:
         return ArrowImages(

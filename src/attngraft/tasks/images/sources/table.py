@@ -466,7 +466,7 @@ def _single(table: LabelTable, name: str, *, note: str) -> Labels:
 def _number(entry: Any) -> float:
     """Return an entry as a number; NaN if it is none."""
     try:
-        return math.nan if entry is None else float(entry)
+        return math.nan if entry is None or isinstance(entry, bool | bytes) else float(entry)
     except (TypeError, ValueError, OverflowError):
         return math.nan
 
@@ -502,7 +502,7 @@ def as_lists(
                 raise DataError(
                     f"{table.line(row)}: column {name!r} contains {quoted(entry)}; write a list of texts or numbers"
                 )
-        rows = [[_word(label) for label in entry] if isinstance(entry, list) else [] for entry in entries]
+        rows = [_present(entry) if isinstance(entry, list) else [] for entry in entries]
         return rows, f"Column {name!r} has lists of labels."
     for row, entry in enumerate(entries):
         if isinstance(entry, _NOT_PLAIN):
@@ -550,4 +550,9 @@ def _json_list(table: LabelTable, row: int, name: str, text: str) -> list[str]:
             ) from None
     if any(isinstance(label, _NOT_PLAIN) for label in labels):
         raise DataError(f"{table.line(row)}: column {name!r} contains {quoted(text)}; write a list of texts or numbers")
-    return [_word(label) for label in labels]
+    return _present(labels)
+
+
+def _present(labels: Sequence[Any]) -> list[str]:
+    """Return the labels of a list that are not missing."""
+    return [word for word in map(_word, labels) if word.lower() not in MISSING]
