@@ -106,9 +106,7 @@ def test_what_is_no_model_is_named(tmp_path: Path) -> None:
 def test_a_program_of_somebody_else_is_refused(tmp_path: Path) -> None:
     exported = torch.export.export(torch.nn.Linear(3, 2), (torch.randn(2, 3),))
     torch.export.save(exported, tmp_path / "other.pt2")
-    with pytest.raises(
-        UsageError, match=r"other\.pt2: torch runs code that a \.pt2 file contains; if you trust its source, add"
-    ):
+    with pytest.raises(UsageError, match=r"other\.pt2: torch runs code that a \.pt2 file contains; if you trust"):
         open_model(tmp_path / "other.pt2")
     with pytest.raises(ExportError, match="classes and preprocessing are unknown"):
         open_model(tmp_path / "other.pt2", trust_code=True)

@@ -37,7 +37,7 @@ CACHE = (
 DEVICE = "Device: cpu, cuda, cuda:1, mps, ... Default: the accelerator, if any."  #: help of --device
 HOST_WEIGHTS = "Load this file as the weights of the host."  #: help of --host-weights
 #: help of --trust-code
-TRUST_CODE = "Allow module:... hosts named in a file or folder; importing their modules runs code."
+TRUST_CODE = "Allow module:... hosts named in a file or folder, and .pt2 programs; both run code."
 
 #: help of --allow-download
 ALLOW_DOWNLOAD = (

@@ -54,8 +54,8 @@ def test_features_of_two_images_are_refused(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(DataError, match=message):
         open_features(config(tmp_path), source)
     write_features(tmp_path / "features.h5", ids=True)
-    open_features(config(tmp_path), source)
-    monkeypatch.setattr(FeatureFile, "key", lambda *_: "5")
+    key = open_features(config(tmp_path), source).key(source.val, 0)
+    monkeypatch.setattr(FeatureFile, "key", lambda *_: key)
     with pytest.raises(DataError, match=message):
         open_features(config(tmp_path), source)
 
