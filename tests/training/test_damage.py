@@ -18,6 +18,7 @@ from attngraft.targets.run import open_run
 from attngraft.training.build import build_task
 from attngraft.training.checkpoint import read_checkpoint
 from attngraft.training.evaluate import evaluate_run
+from attngraft.training.journal import Journal
 from attngraft.training.loop import train
 from attngraft.training.progress import Silent
 from attngraft.training.recipe import Recipe, load_recipe
@@ -232,6 +233,24 @@ def test_another_normalization_than_that_of_the_data_is_refused(run: Path) -> No
     (run / "finished.json").unlink()
     with pytest.raises(FolderError, match=message):
         train(load_recipe(run / "recipe.yaml"), run, progress=Silent())
+
+
+def test_classes_of_one_name_are_damage(run: Path) -> None:
+    content = json.loads((run / "data.json").read_text())
+    content["facts"]["classes"][1] = content["facts"]["classes"][0]
+    (run / "data.json").write_text(json.dumps(content))
+    with_new_checksums(run)
+    with pytest.raises(FolderError, match=r"data\.json: serving\.classes must be different names.*; restore the file"):
+        open_run(run)
+
+
+def test_checkpoints_are_not_written_through_a_link(run: Path, tmp_path: Path) -> None:
+    (run / "checkpoints").rename(tmp_path / "elsewhere")
+    (run / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(
+        FolderError, match="checkpoints: is a link, through which nothing is written; delete it, or move"
+    ):
+        Journal(RunFolder(run), [])
 
 
 def test_scores_are_compared_with_the_other_columns(run: Path) -> None:

@@ -15,6 +15,7 @@ from attngraft.models.trust import from_folder
 from attngraft.results import wording
 from attngraft.results.storage import RESULT_FILE, read_study
 from attngraft.saved.manifest import HostEntry, Manifest, Origin, TaskEntry
+from attngraft.strict import FieldError
 from attngraft.tasks.capabilities import require
 from attngraft.tasks.codec import OTHER, Codec, Serving
 from attngraft.tasks.task import Task
@@ -81,18 +82,21 @@ def open_run(
         codec = task.codec(record.facts, model_data_config=expects)
         model = trained_model(record, weights).eval()
     around = not isinstance(codec, Serving) or type(task).build is not Task.build
-    manifest = Manifest(
-        host=_host(
-            host_of(model)[0], recipe.host.name, {**host_defaults(recipe), **recipe.host.args, **record.model_args}
-        ),
-        graft=None if recipe.graft is None else str(parse(recipe.graft)),
-        task=task.name,
-        serving=codec if isinstance(codec, Serving) else OTHER,
-        origin=_origin(record, weights, task),
-        packages={name: _version(name) for name in PACKAGES},
-        format=2 if around else 1,
-        around=TaskEntry(section=recipe.task, facts=record.facts) if around else None,
-    )
+    try:
+        manifest = Manifest(
+            host=_host(
+                host_of(model)[0], recipe.host.name, {**host_defaults(recipe), **recipe.host.args, **record.model_args}
+            ),
+            graft=None if recipe.graft is None else str(parse(recipe.graft)),
+            task=task.name,
+            serving=codec if isinstance(codec, Serving) else OTHER,
+            origin=_origin(record, weights, task),
+            packages={name: _version(name) for name in PACKAGES},
+            format=2 if around else 1,
+            around=TaskEntry(section=recipe.task, facts=record.facts) if around else None,
+        )
+    except FieldError as error:
+        raise FolderError(f"{RunFolder(record.folder).data}: {error}; restore the file") from None
     return OpenedRun(model=model, manifest=manifest, record=record, task=task, codec=codec)
 
 

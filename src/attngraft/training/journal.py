@@ -39,8 +39,9 @@ class Journal:
     def __init__(self, run: RunFolder, rows: list[Metrics]) -> None:
         self._run, self._rows = run, list(rows)
         run.write_metrics(self._rows)
-        if run.tensorboard.is_symlink():
-            raise FolderError(f"{run.tensorboard}: is a link, through which nothing is written; delete it")
+        for folder in (run.tensorboard, run.checkpoints):
+            if folder.is_symlink():
+                raise FolderError(f"{folder}: is a link, through which nothing is written; delete it, or move the run")
         before = sorted(run.tensorboard.glob("events.out.tfevents.*"))
         numbers = [int(match[1]) for path in before if (match := re.search(r"tfevents\.(\d+)\.attngraft$", path.name))]
         self._events = run.tensorboard / f"events.out.tfevents.{max(numbers, default=0) + 1:010d}.attngraft"
