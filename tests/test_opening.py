@@ -6,6 +6,7 @@ import re
 import socket
 import zipfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -126,3 +127,11 @@ def test_a_repeated_key_is_found_at_once_in_a_large_object() -> None:
     text = json.dumps({str(number): 0 for number in range(100_000)})
     with pytest.raises(ValueError, match="^the key '99999' occurs twice$"):
         parse_json(f'{text[:-1]}, "99999": 1}}')
+
+
+def test_a_pickle_besides_tensors_is_small(tmp_path: Path) -> None:
+    for size, refused in ((2**23, False), (2**23 + 1, True)):
+        with zipfile.ZipFile(tmp_path / "a.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("a/data.pkl", bytes(size))
+        with pytest.raises(UnsuitableFile, match="a pickle of more than 8") if refused else nullcontext():
+            open_zip(tmp_path / "a.pt").close()

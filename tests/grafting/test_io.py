@@ -332,6 +332,17 @@ def test_a_wrapped_graft_is_not_saved(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_negative_variances_are_refused(tmp_path: Path) -> None:
+    sizes = {"embed_dim": (16, 24, 32), "key_dim": 8, "num_heads": (2, 2, 2), "depth": (1, 1, 1), "img_size": 64}
+    host = timm.create_model("levit_128s", num_classes=3, **sizes)
+    attngraft.graft(host, "bisa@stages.0")
+    file = attngraft.save_grafts(host, tmp_path / "x.safetensors")
+    name = next(name for name in load_file(file) if name.endswith("running_var"))
+    rewrite(file, None, lambda tensors: tensors[name].neg_())
+    with pytest.raises(attngraft.GraftFileError, match=f"{name} has negative variances; use an earlier file"):
+        attngraft.load_grafts(timm.create_model("levit_128s", num_classes=3, **sizes), file)
+
+
 def test_grafts_are_not_saved_while_others_are_added(tmp_path: Path) -> None:
     model, stop, errors = tiny_vit(), threading.Event(), list[BaseException]()
 
