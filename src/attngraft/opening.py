@@ -39,8 +39,8 @@ DEPTH_LIMIT = 100  #: objects and lists of JSON inside of each other
 # Limits of archives. Masks and one-hot labels compress to a hundredth, but what deflate compresses to a thousandth is empty.
 UNPACKED_RATIO = 100  #: largest size of what an archive unpacks to, as a multiple of its own size ...
 UNPACKED_FREE = 2**28  #: ... if that is more than this many bytes
-_PICKLE = 2**23  #: largest size of a pickle without its tensors, which may take 70 times its size
-_UNPACKED_TEXT = 2**24  #: ... of a text, whose lines take more memory than their bytes
+_UNPACKED_TEXT = 2**24  #: the same for a text, whose lines take more memory than their bytes
+_PICKLE = 2**23  #: largest size in bytes of a pickle without its tensors, whose objects may take 70 times the memory
 ZIP_DIRECTORY = 2**23  #: bytes of the list of a zip's members: at least 80,000 members
 TAR_MEMBERS = 2**25  #: ImageNet-21k has 14 million images
 

@@ -21,7 +21,7 @@ from attngraft.saved.manifest import Check, Manifest, manifest_text
 from attngraft.suggest import quoted
 
 FILE = "model.onnx"
-OUTPUT = "logits"
+OUTPUT = "logits"  #: name of the output
 QUANTIZED = "model.int8.onnx"
 TOLERANCE = 1e-4
 QUANTIZING = 0.5  #: largest accepted difference of outputs with quantized weights; a larger one indicates a bug
@@ -142,7 +142,7 @@ def open_onnx(path: Path) -> tuple[Forward, str | None]:
     def forward(images: Tensor) -> Tensor:
         try:
             return torch.from_numpy(session.run([output], {name: images.contiguous().numpy()})[0])
-        except Exception as error:
+        except Exception as error:  # as above
             raise ExportError(f"{path}: onnxruntime cannot run it ({_reason(error)}); export the model again") from None
 
     return forward, session.get_modelmeta().custom_metadata_map.get(ENTRY)

@@ -41,10 +41,8 @@ from attngraft.suggest import MOST, did_you_mean, quoted
 
 SCHEMES = ("timm", "attngraft", "torchvision", "hf", "module")
 _MODULES, _LARGEST = 100_000, 1_000_000  #: most modules of a host, and largest number among its arguments
-_MOST_TIMES, _MOST_EXTRA = (
-    16,
-    2**28,
-)  #: a host takes at most 16 times the bytes of the file with its weights, plus these
+#: a host takes at most this many times the size of the file with its weights, plus this many bytes
+_MOST_TIMES, _MOST_EXTRA = 16, 2**28
 _MOST_BYTES: ContextVar[float] = ContextVar("_MOST_BYTES", default=math.inf)
 _TIMM_SOURCES = ("hf-hub", "hf_hub", "local-dir")  #: timm's own schemes
 _OTHER_NAMES = {"huggingface": "hf", "transformers": "hf", "python": "module", "tv": "torchvision"}

@@ -85,7 +85,7 @@ def transformers_folder(path: str | os.PathLike[str]) -> Path | None:
 
 
 def refuse_without_config(path: Path) -> None:
-    """Refuse a missing folder, and a folder that is not from transformers, attngraft's export or a run.
+    """Check that a folder exists and was saved by transformers, by `attngraft export` or by a run.
 
     Raises:
         UsageError: the folder or its configuration is missing.
@@ -378,7 +378,7 @@ def folder_preprocessing(folder: Path) -> dict[str, Any]:
         raise UsageError(f"{file}: not readable as an image processor ({first_line(error)}). {remedy}") from None
 
 
-#: settings of BGR images, of pixels shifted by 1, and of a second normalization
+#: settings of image processors that are not supported: BGR images, shifted pixels, and a second normalization
 _UNSUPPORTED = ("do_flip_channel_order", "rescale_offset", "include_top")
 
 
@@ -389,10 +389,11 @@ def _data_config(processor: Mapping[str, Any]) -> dict[str, Any]:
     one crop.
 
     Raises:
-        ValueError: the sizes do not determine an input size, or pixels cannot be normalized.
+        ValueError: the sizes do not determine an input size, pixels cannot be normalized, or a setting is not supported.
     """
-    if unknown := [name for name in _UNSUPPORTED if processor.get(name)]:
-        raise ValueError(f"{unknown[0]} changes pixels in a way that is not supported")
+    for name in _UNSUPPORTED:
+        if processor.get(name):
+            raise ValueError(f"{name} changes pixels in a way that is not supported")
     scale = 255 * float(processor.get("rescale_factor") or 1 / 255) if processor.get("do_rescale", True) else 255.0
     scale = 1.0 if abs(scale - 1) < 1e-9 else scale
     plain = not processor.get("do_normalize", True)

@@ -225,7 +225,7 @@ class _RaisingIterator:
             try:
                 raise batch.error
             finally:
-                del batch  # a reference cycle, from which Python's garbage collector may close a queue's pipe too early
+                del batch  # ends a reference cycle, whose collection could close a queue's pipe before its thread does
         return batch
 
 

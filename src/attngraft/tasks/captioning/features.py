@@ -142,7 +142,8 @@ class FeatureFile:
         """
         owners = dict[str, Path]()
         for images in source.parts().values():
-            missing = [images.names[i] for i in range(len(images)) if self.key(images, i) is None]
+            keys = [self.key(images, index) for index in range(len(images))]
+            missing = [name for name, key in zip(images.names, keys, strict=True) if key is None]
             if missing:
                 place = images.places[images.names.index(missing[0])]
                 raise DataError(
@@ -150,8 +151,8 @@ class FeatureFile:
                     f"({shortened(map(cut, missing), _LISTED)}; {place}); add them with attngraft features IMAGES --out "
                     f"{self.path}, or remove their captions"
                 )
-            for index, name in enumerate(images.names):
-                key, by_name = str(self.key(images, index)), self._named(images, index)
+            for index, (name, key) in enumerate(zip(images.names, map(str, keys), strict=True)):
+                by_name = self._named(images, index)
                 if by_name not in (None, key) or owners.setdefault(key, images.images[index]) != images.images[index]:
                     raise DataError(
                         f"{self.path}: {key}{ENDING} of {cut(name)} ({images.places[index]}) may be that of another image; "

@@ -10,7 +10,7 @@ from attngraft.suggest import cut
 Crop = Literal["auto", "resized", "pad", "center"]
 Check = Literal["auto", "full", "fast", "off"]
 Order = Literal["random", "shards"]
-MOST_FOLDS = 10_000
+MOST_FOLDS = 10_000  #: largest number of folds of cross-validation
 _MOST = 1000  #: most repetitions of an image, and erased rectangles
 LARGEST_SIDE = 2**12  #: largest side of model inputs, resized and cropped images, in pixels
 

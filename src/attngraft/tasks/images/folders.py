@@ -90,7 +90,7 @@ def image_files(folder: Path, end: str = "") -> dict[str, Path]:
 
 
 def files_by_key(folder: Path, extensions: Collection[str], end: str = "") -> dict[str, Path]:
-    """Return files with some extensions below a folder by path without extension and the `end` of the name.
+    """Return the files below a folder that have one of the extensions, by path without extension and the `end` of the name.
 
     Raises:
         DataError: two files have the same key.

@@ -237,12 +237,12 @@ def test_broken_links_and_fifos_in_place_of_classes_are_noted(tmp_path: Path) ->
     make_folder(tmp_path, {"train": {"a": 2, "b": 2}, "val": {"a": 1, "b": 1}})
     (tmp_path / "train" / "bird").symlink_to("nowhere")
     assert load(tmp_path).facts["notes"] == [
-        "train/bird is skipped, as neither a file nor a folder; restore or remove broken links, FIFOs and devices."
+        "train/bird is skipped: neither a file nor a folder; restore or remove broken links, FIFOs and devices."
     ]
     (tmp_path / "val" / "bird").symlink_to("bird")
     os.mkfifo(tmp_path / "val" / "fish")
     (tmp_path / "val" / "notes").symlink_to(__file__)
-    assert load(tmp_path).facts["notes"][0].startswith("val/bird and 2 more are skipped, ")
+    assert load(tmp_path).facts["notes"][0].startswith("val/bird and 2 more are skipped: ")
 
 
 @pytest.mark.parametrize(("field", "names"), [("train", ("Train", "train")), ("val", ("VAL", "val"))])

@@ -85,7 +85,7 @@ def list_folder(path: Path) -> Listing:
     files: list[str] = []
     folders: list[str] = []
     unsupported: list[str] = []
-    strange: list[str] = []
+    special: list[str] = []
     with_images = without = 0
     pending: list[tuple[str, frozenset[str]]] = [("", frozenset())]
     while pending:
@@ -110,7 +110,7 @@ def list_folder(path: Path) -> Listing:
             elif is_image(relative):  # broken links, FIFOs, ... are reported
                 files.append(relative)
             elif not _is_file(entry):
-                strange.append(relative)
+                special.append(relative)
             elif is_unsupported(relative):
                 unsupported.append(relative)
         if len(files) > known:
@@ -123,7 +123,7 @@ def list_folder(path: Path) -> Listing:
                 "your images"
             )
     count(f"folders in {path}", with_images + without, with_images + without)
-    return Listing(str(path), tuple(files), tuple(folders), tuple(unsupported), tuple(strange))
+    return Listing(str(path), tuple(files), tuple(folders), tuple(unsupported), tuple(special))
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

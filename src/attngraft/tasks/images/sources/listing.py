@@ -43,7 +43,7 @@ class Listing:
     files: tuple[str, ...]
     folders: tuple[str, ...]
     unsupported: tuple[str, ...] = ()  #: paths of images in unsupported formats
-    strange: tuple[str, ...] = ()  #: paths of broken links, FIFOs and devices without an image's extension
+    special: tuple[str, ...] = ()  #: paths of broken links, FIFOs and devices without an image's extension
 
     def below(self, folder: str) -> Listing:
         """Return the contents of `folder`, still relative to the source."""
@@ -133,10 +133,10 @@ def split_folders(listing: Listing, config: DataConfig, *, kind: str, make: Make
 
 def _skipped(listing: Listing) -> Iterator[str]:
     """Yield notes on what is skipped."""
-    if listing.strange:
-        first, *others = listing.strange
+    if listing.special:
+        first, *others = listing.special
         what = f"{first} and {len(others)} more are" if others else f"{first} is"
-        yield f"{what} skipped, as neither a file nor a folder; restore or remove broken links, FIFOs and devices."
+        yield f"{what} skipped: neither a file nor a folder; restore or remove broken links, FIFOs and devices."
     if not listing.unsupported:
         return
     kinds = ", ".join(sorted({f".{name.rpartition('.')[2].lower()}" for name in listing.unsupported}))
