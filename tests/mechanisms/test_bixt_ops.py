@@ -253,6 +253,22 @@ def test_large_scores_stay_finite_and_right(tester: type[OpTester], dtype: torch
         assert as_good_as_plain(ours, theirs, truth, dtype) or (ours - truth).norm() <= 1e-2 * truth.norm()
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+def test_scores_beyond_half_precision_give_values_of_the_largest(autocast: bool) -> None:
+    """The largest score of a few tokens is 10^6, and float16 ends at 65,504."""
+    torch.manual_seed(0)
+    call = attention(tokens=7)
+    references = [tensor.float() * 300 for tensor in call.arguments[:2]]  # type: ignore[union-attr]
+    operands = [*references, *(tensor.float() for tensor in call.arguments[2:])]  # type: ignore[union-attr]
+    half = [tensor.half() for tensor in operands]
+    expected = reference.bidirectional_attention(*(tensor.double() for tensor in half), scale=1.0)
+    with torch.autocast("cpu", torch.float16, enabled=autocast):
+        found = ops.bidirectional_attention(*(operands if autocast else half), scale=1.0, backend="eager")
+    for ours, truth in zip(found, expected, strict=True):
+        assert ours.dtype == torch.float16
+        torch.testing.assert_close(ours.double(), truth, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("offset", [-100.0, 0.0, 100.0])
 def test_pieces_whose_scores_lie_far_apart_are_put_together_rightly(offset: float) -> None:
     """From piece to piece, the largest score rises or falls by more than the range of exp."""

@@ -38,9 +38,11 @@ MASKS = {
     "boolean": PAIRS,
     "infinite": torch.zeros(5, 5).masked_fill(~PAIRS, INFINITY),
     "lowest": torch.zeros(5, 5).masked_fill(~PAIRS, LOWEST),
+    "-1e9": torch.zeros(5, 5).masked_fill(~PAIRS, -1e9),
     "all hidden": torch.zeros(5, 5, dtype=torch.bool),
     "all infinite": torch.full((5, 5), INFINITY),
     "all lowest": torch.full((5, 5), LOWEST),
+    "all -1e9": torch.full((5, 5), -1e9),
 }
 
 
@@ -161,6 +163,23 @@ def test_queries_without_visible_keys(spec: str, fused: bool, mask: str) -> None
     check_finite(output, gradients)
     if spec in UNCHANGED:
         torch.testing.assert_close(output, expected)
+
+
+@pytest.mark.parametrize("value", [-1e4, -1e9, LOWEST, INFINITY])
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("spec", AT_MAPS)
+def test_hidden_tokens_change_nothing(spec: str, fused: bool, value: float) -> None:
+    """Any number with which hosts mask hides a token from all others, as a boolean mask does."""
+    model = grafted(vit(fused=fused), spec)
+    attend = model.blocks[0].attn
+    tokens = torch.randn(2, 5, 24, generator=torch.Generator().manual_seed(2))
+    changed = tokens.clone()
+    changed[:, 2] = 3
+    mask = torch.zeros(2, 1, 5, 5).masked_fill(~SEEN, value)
+    with torch.no_grad():
+        expected = attend(tokens, attn_mask=mask == 0)[:, SEEN]
+        torch.testing.assert_close(attend(tokens, attn_mask=mask)[:, SEEN], expected)
+        torch.testing.assert_close(attend(changed, attn_mask=mask)[:, SEEN], expected)
 
 
 @pytest.mark.parametrize("mask", MASKS)

@@ -37,6 +37,7 @@ from attngraft.attention.template import (
     attended_keys,
     is_graft,
     plain_class,
+    visible_in,
 )
 
 __all__ = [
@@ -75,4 +76,5 @@ __all__ = [
     "record_coordinates",
     "sites_with_detached",
     "with_originals",
+    "visible_in",
 ]

@@ -68,6 +68,15 @@ def plain_class(module: nn.Module) -> type[nn.Module]:
     )
 
 
+#: an additive mask of at most this value hides a token; hosts use -1e4, -1e9, the dtype's minimum or -inf
+HIDDEN = -5e3
+
+
+def visible_in(mask: Tensor) -> Tensor:
+    """Convert a boolean or additive mask to boolean, True for visible keys."""
+    return mask if mask.dtype == torch.bool else mask > HIDDEN
+
+
 def attended_keys(visible: Tensor, bias: Tensor) -> Tensor:
     """Return `visible`, with all keys that have a finite bias for queries without visible keys.
 
@@ -277,9 +286,7 @@ class AttentionSite(GraftedModule):
         bias = projected.bias
         if bias is None or bias.dtype == torch.bool:
             return bias
-        return attended_keys(
-            bias > torch.finfo(bias.dtype).min / 2, bias
-        )  # hosts mask with -inf or the dtype's minimum
+        return attended_keys(visible_in(bias), bias)
 
 
 class MlpSite(GraftedModule):

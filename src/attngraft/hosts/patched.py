@@ -129,6 +129,11 @@ class MaskedParts(GraftedModule):
             check_call(part, causal=causal, padded=padded)
 
 
+def present_in(visible: Tensor) -> Tensor:
+    """Return (b, N), False for tokens hidden from all queries, of a boolean mask (b, ..., Nq or 1, N) or (Nq or 1, N)."""
+    return visible.view(*(1,) * (3 - visible.ndim), *visible.shape).flatten(1, -2).any(dim=1)
+
+
 def is_one_directional(visible: Tensor) -> bool:
     """Return whether some pair of visible tokens attends in one direction only, as under a causal mask.
 
@@ -140,6 +145,6 @@ def is_one_directional(visible: Tensor) -> bool:
     if visible.is_meta or torch.compiler.is_compiling() or visible.shape[-2] != visible.shape[-1]:
         return False
     visible = visible.view(*(1,) * (3 - visible.ndim), *visible.shape)
-    present = visible.flatten(1, -2).any(dim=1).view(-1, *(1,) * (visible.ndim - 2), visible.shape[-1])
+    present = present_in(visible).view(-1, *(1,) * (visible.ndim - 2), visible.shape[-1])
     among = visible & present & present.mT
     return not torch.equal(among, among.mT)

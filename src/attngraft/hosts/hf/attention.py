@@ -11,17 +11,20 @@ from torch import Tensor, nn
 from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
-from attngraft.attention import AttentionGeometry, AttentionSite, HookPoint, LinearLayer, Projected, attended_keys
+from attngraft.attention import (
+    AttentionGeometry,
+    AttentionSite,
+    HookPoint,
+    LinearLayer,
+    Projected,
+    attended_keys,
+    visible_in,
+)
 from attngraft.dispatch.autograd import is_exporting
 from attngraft.errors import HostError
 from attngraft.hosts.adapter import Site, check_known
-from attngraft.hosts.patched import as_linear, check_call, is_one_directional
+from attngraft.hosts.patched import as_linear, check_call, is_one_directional, present_in
 from attngraft.hosts.sites import global_site, projected_heads, refused_site, window_site
-
-
-def visible_in(mask: Tensor) -> Tensor:
-    """Convert a boolean or additive mask to boolean, True for visible keys."""
-    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
 
 
 def hides_tokens(mask: Tensor | None) -> bool:
@@ -177,9 +180,7 @@ class ProjectedSite(AttentionSite):
 
     def present(self, mask: Tensor | None) -> Tensor | None:
         """Return the padding mask (B or 1, N) for mix grafts, False for tokens hidden from all queries."""
-        if mask is None or not self.grafts_at("mix"):
-            return None
-        return visible_in(mask).flatten(1, -2).any(dim=1)
+        return None if mask is None or not self.grafts_at("mix") else present_in(visible_in(mask))
 
     def scores(self, projected: Projected) -> Tensor:
         scores = torch.matmul(projected.q, projected.k.transpose(2, 3)) * self.scale

@@ -15,12 +15,13 @@ from attngraft.attention import (
     LinearLayer,
     MlpEnds,
     MlpGeometry,
+    visible_in,
 )
 from attngraft.hosts.adapter import check_known
 from attngraft.hosts.family import ShapeProbe, Sites
-from attngraft.hosts.hf.attention import RotarySite, unsupported, visible_in
+from attngraft.hosts.hf.attention import RotarySite, unsupported
 from attngraft.hosts.hf.mlp import MaskedLayer
-from attngraft.hosts.patched import as_linear
+from attngraft.hosts.patched import as_linear, present_in
 from attngraft.hosts.sites import GLOBAL, NO_MIDDLE, fused_heads, global_site, mlp_site
 
 
@@ -88,7 +89,7 @@ def padding_of(mask: Tensor | None, local: bool, module: Any) -> Tensor | None:
     grafts = module.grafts.values() if isinstance(module, GraftedModule) else ()
     if not any("padded" in cast(Graft, graft).refuses for graft in grafts):
         return mask
-    return None if bool(visible_in(mask).flatten(1, -2).any(dim=1).all()) else mask
+    return None if bool(present_in(visible_in(mask)).all()) else mask
 
 
 def modernbert_sites(layer: Any, path: str, shapes: ShapeProbe) -> Sites:

@@ -7,8 +7,8 @@ import torch
 from timm.layers import Attention
 from torch import Tensor, nn
 
-from attngraft.attention import AttentionSite, GraftedModule, HookPoint, LinearLayer, Projected
-from attngraft.hosts.patched import as_linear, check_call, is_one_directional
+from attngraft.attention import AttentionSite, GraftedModule, HookPoint, LinearLayer, Projected, visible_in
+from attngraft.hosts.patched import as_linear, check_call, is_one_directional, present_in
 from attngraft.hosts.timm import mlp
 
 
@@ -197,8 +197,8 @@ class ConvAttention(SelfAttention):
         return self.proj if isinstance(self.proj, nn.Conv2d) else None
 
 
-def checked_mask(module: Any, attn_mask: Tensor | None, is_causal: bool) -> Tensor | None:
-    """Check that the module's grafts support a call's mask, and return the mask that timm's attention applies.
+def checked_mask(module: Any, attn_mask: Tensor | None, is_causal: bool) -> dict[str, Any]:
+    """Check that the module's grafts support a call's mask, and return the fields of `Projected` for it.
 
     With `is_causal`, explicit attention ignores `attn_mask`.
 
@@ -207,13 +207,13 @@ def checked_mask(module: Any, attn_mask: Tensor | None, is_causal: bool) -> Tens
         UsageError: a graft does not support masks; mix grafts support all except causal masks.
     """
     check_call(module, causal=attn_mask is not None or is_causal, exempt=("mix",))
+    present = None
     if attn_mask is not None and module.grafts_at("mix"):
-        # a mask is boolean or added to the scores, where the dtype's minimum or less hides a token
-        visible = attn_mask if attn_mask.dtype == torch.bool else attn_mask > torch.finfo(attn_mask.dtype).min
-        check_call(module, causal=is_one_directional(visible))
+        check_call(module, causal=is_one_directional(visible_in(attn_mask)))
+        present = present_in(visible_in(attn_mask))
     if is_causal and module.fused_attn and attn_mask is not None:
         raise ValueError("attn_mask and is_causal are mutually exclusive")
-    return None if is_causal else attn_mask
+    return {"causal": True} if is_causal else {"bias": attn_mask, "present": present}
 
 
 def output_gate(module: Any, x: Tensor) -> Tensor | None:
@@ -227,8 +227,8 @@ class GraftedAttention(SelfAttention, Attention):
 
     def project(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Projected:
         q, k, v = split_qkv(self.qkv(x), self.num_heads)
-        bias = checked_mask(self, attn_mask, is_causal)
-        return Projected(self.q_norm(q), self.k_norm(k), v, x, bias=bias, causal=is_causal, rest=output_gate(self, x))
+        mask = checked_mask(self, attn_mask, is_causal)
+        return Projected(self.q_norm(q), self.k_norm(k), v, x, rest=output_gate(self, x), **mask)
 
 
 PATCHED: Mapping[type[nn.Module], type[GraftedModule]] = {Attention: GraftedAttention, **mlp.PATCHED}

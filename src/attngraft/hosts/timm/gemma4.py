@@ -5,10 +5,10 @@ from typing import Any, ClassVar, cast
 from timm.models import gemma4_vit as gemma4
 from torch import Tensor, nn
 
-from attngraft.attention import LinearLayer, MlpEnds, MlpGeometry, Projected
+from attngraft.attention import LinearLayer, MlpEnds, MlpGeometry, Projected, visible_in
 from attngraft.hosts.adapter import check_known, own_parameters, random_images
 from attngraft.hosts.family import ShapeProbe, Sites
-from attngraft.hosts.patched import patch_classes
+from attngraft.hosts.patched import patch_classes, present_in
 from attngraft.hosts.sites import NO_MIDDLE, mlp_site, projected_heads
 from attngraft.hosts.timm.attention import SelfAttention
 from attngraft.hosts.timm.family import PaddingMaskBlock, TimmFamily, checked_site, map_fields, with_padding_mask
@@ -24,7 +24,8 @@ class GraftedAttention(SelfAttention, gemma4.Gemma4Attention):
         q, k, v = self.q_norm(q), self.k_norm(k), self.v_norm(v)
         q, k = (gemma4.apply_multidimensional_rope(each, rope_cos, rope_sin).transpose(1, 2) for each in (q, k))
         k, v = self.repeat(k), self.repeat(v.transpose(1, 2))
-        return Projected(q, k, v, x, bias=attn_mask)
+        present = None if attn_mask is None or not self.grafts_at("mix") else present_in(visible_in(attn_mask))
+        return Projected(q, k, v, x, bias=attn_mask, present=present)
 
     def repeat(self, x: Tensor) -> Tensor:
         """Repeat keys or values of grouped queries for every head."""

@@ -50,8 +50,8 @@ class RotarySite(SelfAttention):
         q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
             q, k = (self.rotate(each, rope).type_as(v) for each in (q, k))
-        bias = checked_mask(self, attn_mask, is_causal)
-        return Projected(q, self.repeat(k), self.repeat(v), x, bias=bias, causal=is_causal, rest=output_gate(self, x))
+        mask = checked_mask(self, attn_mask, is_causal)
+        return Projected(q, self.repeat(k), self.repeat(v), x, rest=output_gate(self, x), **mask)
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return q, k and v, (B, H, N, d) each."""

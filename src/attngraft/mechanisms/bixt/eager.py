@@ -52,6 +52,11 @@ def bidirectional_attention(
     operands = cast_for_autocast(r_latents, r_tokens, v_latents, v_tokens)
     if is_exporting():  # sizes may be symbolic, and must not be compared
         return formula(*operands, scale)  # type: ignore[call-arg]
+    if operands[0].dtype == torch.float16:  # the scores may exceed its range
+        with torch.autocast(r_tokens.device.type, enabled=False):
+            wide = (tensor.float() for tensor in operands)
+            latents, tokens = bidirectional_attention(*wide, scale=scale)
+        return latents.half(), tokens.half()
     numbers = r_tokens.shape[0] * r_tokens.shape[1] * r_tokens.shape[2] * r_latents.shape[2]
     if numbers <= SMALL:
         fewest = FUSED_FROM if len(r_tokens) == 1 else FUSED_FROM_OF_SEVERAL
