@@ -75,6 +75,6 @@ __all__ = [
     "prefix_names",
     "record_coordinates",
     "sites_with_detached",
-    "with_originals",
     "visible_in",
+    "with_originals",
 ]
