@@ -70,21 +70,56 @@ def test_of_a_long_message_one_line_is_told(
 
 
 def graph(kind: str) -> Any:
-    """A model with a loop, or with a tensor of 10^9 numbers that is made of a constant."""
+    """A model with a loop, a tensor of 10^9 numbers, a size that comes from pixels, or functions of 2^40 operators."""
     onnx = pytest.importorskip("onnx", reason="needs the extra export")
     helper, floats, integers = onnx.helper, onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
     body = helper.make_graph([], "body", [], [])
     shape = [helper.make_tensor("shape", integers, [2], [10**5, 10**4])]
-    large = [helper.make_node("ConstantOfShape", ["shape"], ["large"]), helper.make_node("Size", ["large"], ["out"])]
-    nodes = [helper.make_node("Loop", ["steps"], ["out"], body=body)] if kind == "loop" else large
+    brightest = [
+        helper.make_node("ReduceMax", ["image"], ["brightest"], keepdims=0),
+        helper.make_node("Cast", ["brightest"], ["count"], to=integers),
+        helper.make_node("Expand", ["shape", "count"], ["many"]),
+        helper.make_node("Size", ["many"], ["out"]),
+    ]
+    nodes = {
+        "loop": [helper.make_node("Loop", ["steps"], ["out"], body=body)],
+        "size": [
+            helper.make_node("ConstantOfShape", ["shape"], ["large"]),
+            helper.make_node("Size", ["large"], ["out"]),
+        ],
+        "pixels": brightest,
+        "functions": [helper.make_node("f39", ["shape"], ["out"], domain="own")],
+    }[kind]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    doubling = [
+        helper.make_function(
+            "own",
+            f"f{number}",
+            ["x"],
+            ["z"],
+            [
+                helper.make_node(f"f{number - 1}", ["x"], ["y"], domain="own"),
+                helper.make_node(f"f{number - 1}", ["y"], ["z"], domain="own"),
+            ],
+            opsets,
+        )
+        for number in range(40)
+    ]
     out = helper.make_tensor_value_info("out", integers, [])
     inputs = [helper.make_tensor_value_info("image", floats, ["batch", 3, 8, 8])]
-    return helper.make_model(helper.make_graph(nodes, "graph", inputs, [out], initializer=shape))
+    made = helper.make_graph(nodes, "graph", inputs, [out], initializer=shape)
+    functions = doubling if kind == "functions" else []
+    return helper.make_model(made, functions=functions, ir_version=8, opset_imports=opsets)
 
 
 @pytest.mark.parametrize(
     ("kind", "message"),
-    [("loop", "the operator 'Loop', which may run forever"), ("size", "'large' has 1,000,000,000 numbers")],
+    [
+        ("loop", "the operator 'Loop', which may run forever"),
+        ("size", "'large' has 1,000,000,000 numbers"),
+        ("pixels", "the size of the tensor 'many' depends on the values of pixels"),
+        ("functions", "expand to 2,199,023,255,551 operators"),
+    ],
 )
 def test_programs_without_bounds_are_refused(tmp_path: Path, kind: str, message: str) -> None:
     (tmp_path / "a.onnx").write_bytes(graph(kind).SerializeToString())

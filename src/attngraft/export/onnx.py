@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,30 @@ QUANTIZED = "model.int8.onnx"
 TOLERANCE = 1e-4
 QUANTIZING = 0.5  #: largest accepted difference of outputs with quantized weights; a larger one indicates a bug
 _MOST_NUMBERS = 2**28  #: largest number of elements of a tensor in an ONNX file, per example
+_MOST_OPERATORS = 10**6
 _SHAPE_BYTES = 2**16  #: largest size of a constant that may be a shape
+#: operators of ONNX with inputs that contain sizes, and the positions of these inputs
+_SIZES = {
+    "AffineGrid": (1,),
+    "BlackmanWindow": (0,),
+    "CenterCropPad": (1,),
+    "Col2Im": (1,),
+    "ConstantOfShape": (0,),
+    "DFT": (1,),
+    "Expand": (1,),
+    "HammingWindow": (0,),
+    "HannWindow": (0,),
+    "MaxUnpool": (2,),
+    "MelWeightMatrix": (0, 1),
+    "OneHot": (1,),
+    "Pad": (1,),
+    "Range": (0, 1, 2),
+    "Reshape": (1,),
+    "Resize": (2, 3),
+    "STFT": (1, 3),
+    "Tile": (1,),
+    "Upsample": (1,),
+}
 ENTRY = "attngraft"  #: name of the metadata entry with the manifest
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
@@ -152,18 +176,41 @@ def _refuse_unbounded(path: Path) -> None:
     """Check that a model's time and memory are bounded.
 
     Raises:
-        ValueError: an operator contains a graph, as loops do, or a tensor of a fixed size is huge.
+        ValueError: an operator contains a graph, as loops do, a size depends on the values of pixels, or a tensor is huge.
     """
     import onnx
+    import onnx.inliner
 
     model = onnx.load(path, load_external_data=False)
-    nodes = [*model.graph.node, *(node for function in model.functions for node in function.node)]
-    for node in nodes:
+    functions = {(function.domain, function.name): function.node for function in model.functions}
+
+    @cache
+    def count(domain: str, name: str) -> int:
+        """Return the number of operators that a function expands to."""
+        return 1 + sum(count(node.domain, node.op_type) for node in functions.get((domain, name), ()))
+
+    number = sum(count(node.domain, node.op_type) for node in model.graph.node)
+    if number > _MOST_OPERATORS:
+        raise ValueError(f"its functions expand to {number:,} operators")
+    if functions:
+        model = onnx.inliner.inline_local_functions(model)
+    weights = {weight.name for weight in model.graph.initializer}
+    images = [value for value in model.graph.input if value.name not in weights]
+    of_pixels = {value.name for value in images}
+    for node in model.graph.node:
         if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
             raise ValueError(f"it has the operator {quoted(node.op_type)}, which may run forever")
+        for place in _SIZES.get(node.op_type, ()):
+            if place < len(node.input) and node.input[place] in of_pixels:
+                raise ValueError(f"the size of the tensor {quoted(node.output[0])} depends on the values of pixels")
+        if node.op_type not in ("Shape", "Size") and of_pixels.intersection(node.input):
+            of_pixels.update(filter(None, node.output))
+    for side in (side for value in images for side in value.type.tensor_type.shape.dim if not side.dim_value):
+        side.dim_value = 1  # one image
     for weight in model.graph.initializer:
         if len(weight.raw_data) > _SHAPE_BYTES:
             weight.ClearField("raw_data")  # not needed to infer shapes, which copies the model
+    del model.graph.value_info[:]  # a file may state other sizes than it has
     for value in onnx.shape_inference.infer_shapes(model, data_prop=True).graph.value_info:
         size = math.prod(max(side.dim_value, 1) for side in value.type.tensor_type.shape.dim)
         if size > _MOST_NUMBERS:
