@@ -14,7 +14,7 @@ from PIL import Image
 
 from attngraft.cli.values import find_images
 from attngraft.errors import ExportError, UsageError
-from attngraft.export.predict import WRITERS, Prediction, _activated, open_model
+from attngraft.export.predict import WRITERS, Prediction, Predictor, _activated, open_model
 from attngraft.export.run import Target, export_run
 from attngraft.tasks.task import Serving
 from attngraft.training.loop import train
@@ -165,6 +165,13 @@ def test_json() -> None:
     assert whole["threshold"] == 0.6
     assert whole["images"][0] == {"image": 'a, "b".jpg', "labels": ["bee"], "probabilities": {"bee": 0.7}}
     assert json.loads(written("json", top=9))["images"][0]["top"][2] == {"label": "ant", "probability": 0.2}
+
+
+def test_a_model_with_another_number_of_outputs_than_inputs_is_an_error() -> None:
+    serving = Serving(kind="images", input={}, activation="softmax", classes=("a", "b"))
+    predictor = Predictor(serving, lambda inputs: np.zeros((2 * len(inputs), 2)))
+    with pytest.raises(ExportError, match="returned 6 outputs for 3 inputs"):
+        list(predictor(["x", "y", "z"]))
 
 
 def test_outputs_that_are_no_numbers_are_an_error() -> None:

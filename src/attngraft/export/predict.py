@@ -8,7 +8,7 @@ import io
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -73,7 +73,7 @@ class Predictor:
     def __init__(
         self,
         serving: Serving,
-        predict: Callable[[list[Any]], Iterable[Any]],
+        predict: Callable[[list[Any]], Sequence[Any] | np.ndarray],
         *,
         read: Callable[[str], Any] | None = None,
         codec: Codec | None = None,
@@ -96,7 +96,12 @@ class Predictor:
             while part := list(itertools.islice(names, batch)):
                 read = list(readers.map(self._read, part))
                 readable = [each for each in read if not isinstance(each, Prediction)]
-                predicted = iter(self._predict(readable) if readable else ())
+                outputs = self._predict(readable) if readable else []
+                if len(outputs) != len(readable):
+                    raise ExportError(
+                        f"the model returned {len(outputs)} outputs for {len(readable)} inputs; export it again"
+                    )
+                predicted = iter(outputs)
                 for name, each in zip(part, read, strict=True):
                     yield each if isinstance(each, Prediction) else Prediction(image=name, **{field: next(predicted)})
 
