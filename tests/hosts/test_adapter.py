@@ -128,3 +128,25 @@ def test_registering_the_same_name_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="already registered"):
         register_host(Impostor())
     assert patched_class(nn.Linear(1, 1)) is None
+
+
+@pytest.mark.parametrize("spec", ["misa", "uniform_heads(count=1)"])
+def test_unused_rows_of_a_projection_with_lora(spec: str) -> None:
+    """The rows of LoRA's second factor are unused too; its first factor has rows of another kind."""
+    peft = pytest.importorskip("peft", reason="needs peft: pip install peft")
+    torch.manual_seed(0)
+    sizes = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 2, "num_classes": 3}
+    host = timm.create_model("vit_tiny_patch16_224", **sizes)
+    model = peft.get_peft_model(host, peft.LoraConfig(r=2, target_modules=["qkv"], init_lora_weights=False))
+    attngraft.graft(model, spec)
+    model(torch.randn(2, 3, 16, 16)).square().sum().backward()
+    unused = {"misa": slice(48, 72), "uniform_heads(count=1)": slice(12, 24)}[spec]  # values, or queries of a head
+    attention = host.blocks[0].attn
+    assert not attention.qkv.lora_B["default"].weight.grad[unused].any()
+    assert attention.qkv.lora_A["default"].weight.grad.any()
+
+
+def test_the_container_of_grafts_is_in_the_mode_of_its_module() -> None:
+    model = tiny_vit().eval()
+    attngraft.graft(model, "cb")
+    assert not [path for path, module in model.named_modules() if module.training]

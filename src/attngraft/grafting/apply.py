@@ -103,7 +103,7 @@ def patch(module: nn.Module, adapter: HostAdapter | None = None) -> Any:
             raise HostError(
                 f"{type(module).__name__} has no patched class; list its patched class in `patched` of the adapter"
             )
-        module.grafts = nn.ModuleDict()
+        module.grafts = nn.ModuleDict().train(module.training)
         module.__class__ = cast(Any, patched)
     return module
 

@@ -190,8 +190,13 @@ def norm_state(model: nn.Module) -> tuple[str, ...]:
 
 
 def head_rows(module: nn.Module, name: str, *, start: int, width: int, step: int) -> tuple[HeadRows, ...]:
-    """Return the `HeadRows` of the projection `name`, whose parameters all have rows on their first axis."""
-    sizes = {each: module.get_parameter(each)[0].numel() for each in own_parameters(module, name)}
+    """Return the `HeadRows` of the projection `name`, whose first parameter has its rows on the first axis.
+
+    Other parameters have such rows too if they are as long (those of LoRA's second factor, but not of its first).
+    """
+    parameters = {each: module.get_parameter(each) for each in own_parameters(module, name)}
+    rows = {each: len(parameter) for each, parameter in parameters.items() if parameter.ndim}
+    sizes = {each: parameters[each][0].numel() for each in rows if rows[each] == next(iter(rows.values()))}
     return (HeadRows(sizes, start, width, step),) if sizes else ()
 
 
