@@ -74,7 +74,7 @@ def test_arguments_that_fill_the_memory_are_refused(number: Any) -> None:
 
 def test_endless_layers_are_refused() -> None:
     one = torch.nn.Identity()
-    with pytest.raises(HostError, match=r"more than 100,000 modules; correct its arguments"):
+    with pytest.raises(HostError, match=r"more than 20,000 modules; correct its arguments"):
         build_anywhere(lambda: torch.nn.Sequential(*[one] * 200_000))
     build_anywhere(lambda: torch.nn.Sequential(*[one] * 50_000))
 

@@ -40,7 +40,7 @@ from attngraft.models.weights import Fitted, WeightsFile
 from attngraft.suggest import MOST, did_you_mean, quoted
 
 SCHEMES = ("timm", "attngraft", "torchvision", "hf", "module")
-_MODULES, _LARGEST = 100_000, 1_000_000  #: most modules of a host, and largest number among its arguments
+_MODULES, _LARGEST = 20_000, 1_000_000  #: most modules of a host, and largest number among its arguments
 #: a host takes at most this many times the size of the file with its weights, plus this many bytes
 _MOST_TIMES, _MOST_EXTRA = 16, 2**28
 _MOST_BYTES: ContextVar[float] = ContextVar("_MOST_BYTES", default=math.inf)
@@ -102,7 +102,7 @@ def build_anywhere(factory: Callable[[], nn.Module]) -> nn.Module:
     Hosts of timm before 1.0.21 read the rates of stochastic depth from a tensor.
 
     Raises:
-        HostError: the model has more than 100,000 modules, or is larger than the memory or than `sized_for` allows.
+        HostError: the model has more than 20,000 modules, or is larger than the memory or than `sized_for` allows.
             Parameters are counted before they are filled, which is what takes the memory.
     """
     modules, size = 0, 0
