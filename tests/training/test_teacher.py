@@ -281,6 +281,27 @@ def test_classes_of_a_run_are_the_datas_in_the_same_order(teacher: Path, tmp_pat
             open_teacher(digits(taught_by(other)))
 
 
+@pytest.mark.parametrize("names", ["own", "reversed", "others"])
+def test_labels_of_a_transformers_folder_are_the_datas_in_the_same_order(tmp_path: Path, names: str) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'attngraft[hf]'")
+    digit = [str(number) for number in range(10)]
+    labels = {"own": digit, "reversed": digit[::-1], "others": [f"n{number}" for number in digit]}[names]
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.ViTConfig(
+        **sizes, image_size=32, patch_size=16, id2label=dict(enumerate(labels)), label2id={}, num_channels=3
+    )
+    transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
+    transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
+    recipe = digits({"teacher": {"name": "transformers_classifier", "weights": str(tmp_path)}})
+    if names == "reversed":
+        with pytest.raises(
+            ConfigError, match="another order; use --set task.data.classes=... with the teacher's order: 9"
+        ):
+            open_teacher(recipe)
+    else:
+        assert open_teacher(recipe) is not None
+
+
 def test_a_run_at_work_is_no_teacher(tmp_path: Path) -> None:
     train(digits(), tmp_path / "run", progress=Silent(), stop_after_epoch=1)
     with pytest.raises(ConfigError, match="is not finished, and its best weights may change"):

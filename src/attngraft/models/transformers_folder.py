@@ -84,6 +84,21 @@ def transformers_folder(path: str | os.PathLike[str]) -> Path | None:
     return folder if isinstance(config, dict) and "model_type" in config else None
 
 
+def label_names(folder: Path) -> tuple[str, ...]:
+    """Return the names of the classes in a folder's configuration, in the order of the model's outputs.
+
+    Raises:
+        HostError: they cannot be read.
+    """
+    try:
+        labels = read_mapping(folder / CONFIG).get("id2label") or {}
+        return tuple(str(labels[number]) for number in sorted(labels, key=int))
+    except (OSError, ValueError, TypeError) as error:
+        raise HostError(
+            f"{folder / CONFIG}: its labels (id2label) cannot be read ({error}); correct the file"
+        ) from None
+
+
 def refuse_without_config(path: Path) -> None:
     """Check that a folder exists and was saved by transformers, by `attngraft export` or by a run.
 

@@ -9,15 +9,14 @@ from timm.models import is_model, list_models
 from torch import nn
 
 from attngraft._version import __version__
-from attngraft.errors import ExportError, HostError, UsageError
+from attngraft.errors import ExportError, UsageError
 from attngraft.files import writing
 from attngraft.models.checkpoint_file import SUFFIXES, read_checkpoint
 from attngraft.models.create import create_host, create_model
 from attngraft.models.schemes import SCHEMES, split_scheme
-from attngraft.models.transformers_folder import CONFIG, transformers_folder
+from attngraft.models.transformers_folder import label_names, transformers_folder
 from attngraft.models.trust import SCHEME, from_folder, refuse_untrusted, trusting
 from attngraft.models.weights import read_weights
-from attngraft.opening import read_mapping
 from attngraft.saved.folder import load
 from attngraft.saved.manifest import MANIFEST, read_manifest
 from attngraft.suggest import did_you_mean
@@ -266,7 +265,9 @@ def _exported(folder: Path, task: str | None, results: Path, *, trust_code: bool
 
 def _host(where: str, name: str, options: HostOptions, task: str, results: Path) -> Target:
     """Return the target of a host; the head in its weights determines its number of outputs."""
-    own = split_scheme(name)[0] == "module"  # may load its weights itself
+    scheme, rest = split_scheme(name)
+    own = scheme == "module"  # may load its weights itself
+    folder = transformers_folder(rest) if scheme == "hf" else None
     if not (options.pretrained or options.weights is not None or own):
         raise UsageError(f"{where}: a host starts from random values; add --pretrained, or --host-weights FILE")
     load_task(task)
@@ -294,21 +295,6 @@ def _host(where: str, name: str, options: HostOptions, task: str, results: Path)
         digest=lambda: weights_hash(model),
         results=results,
         model_args={} if classes is None else {"num_classes": classes},
-        labels=_labels(name),
+        labels=() if folder is None else label_names(folder),
         input=shown,
     )
-
-
-def _labels(name: str) -> tuple[str, ...]:
-    """Return the label names in the configuration of a transformers folder; empty for other hosts."""
-    scheme, rest = split_scheme(name)
-    folder = transformers_folder(rest) if scheme == "hf" else None
-    if folder is None:
-        return ()
-    try:
-        labels = read_mapping(folder / CONFIG).get("id2label") or {}
-        return tuple(str(labels[number]) for number in sorted(labels, key=int))
-    except (OSError, ValueError, TypeError) as error:
-        raise HostError(
-            f"{folder / CONFIG}: its labels (id2label) cannot be read ({error}); correct the file"
-        ) from None

@@ -20,6 +20,7 @@ from attngraft.errors import ConfigError, HostError, TrainingError, UsageError
 from attngraft.files import user_path
 from attngraft.grafting.spec import parse
 from attngraft.models.schemes import sized_for
+from attngraft.models.transformers_folder import label_names, transformers_folder
 from attngraft.models.weights import read_weights
 from attngraft.saved.folder import load
 from attngraft.saved.manifest import MANIFEST, read_manifest
@@ -167,6 +168,7 @@ class _Source:
     expects: Mapping[str, Any]  #: input configuration, as returned by `model_data_config`
     built_for: Mapping[str, Any]  #: model arguments required by the teacher's data (num_classes)
     facts: Mapping[str, Any] = field(default_factory=dict)  #: facts about its data, as far as known (classes)
+    labels: tuple[str, ...] = ()  #: names of its outputs, which may be written otherwise than the data's classes
 
 
 def _find_teacher(teacher: TeacherConfig, model_args: Mapping[str, Any] | None) -> _Source:
@@ -200,8 +202,15 @@ def _named(teacher: TeacherConfig, name: str, model_args: Mapping[str, Any] | No
     if not start.whole and (model_args is not None or not from_file):
         reason = _missing_head(model, start, host=name) if from_file else start.origin
         raise ConfigError(f"{FIELD}: {reason}; use weights that were trained on the student's classes")
-    built_for = {"num_classes": getattr(model, "num_classes", None)}
-    return _Source(model=model, name=name, origin=start.origin, expects=model_data_config(recipe), built_for=built_for)
+    folder = transformers_folder(path) if from_file else None
+    return _Source(
+        model=model,
+        name=name,
+        origin=start.origin,
+        expects=model_data_config(recipe),
+        built_for={"num_classes": getattr(model, "num_classes", None)},
+        labels=() if folder is None else label_names(folder),
+    )
 
 
 def _missing_head(model: nn.Module, start: Start, *, host: str) -> str:
@@ -269,6 +278,8 @@ def _refuse_other_classes(source: _Source, data: TaskData, task: Task) -> None:
                 f"{FIELD}: {source.name} was made for {what}; use a teacher that was trained on the student's classes"
             )
     classes, theirs = data.facts.get("classes"), source.facts.get("classes")
+    if isinstance(classes, list) and sorted(classes) == sorted(source.labels):
+        theirs = list(source.labels)
     if not isinstance(theirs, list) or not isinstance(classes, list) or classes == theirs:
         if source.facts and not task.compatible(source.facts, data.facts):
             raise ConfigError(
