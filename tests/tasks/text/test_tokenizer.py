@@ -10,10 +10,10 @@ import pytest
 
 from attngraft.errors import ConfigError, DataError
 from attngraft.tasks.text import tokenizer
-from attngraft.tasks.text.tokenizer import FILE, folder_tokenizer, read_tokenizer, train_tokenizer
+from attngraft.tasks.text.tokenizer import FILE, Tokenizer, folder_tokenizer, read_tokenizer, train_tokenizer
 from tests.tasks.text.toys import sentences
 
-pytest.importorskip("tokenizers", reason="needs the extra hf")
+package = pytest.importorskip("tokenizers", reason="needs the extra hf")
 TEXTS = [text for text, _ in sentences(30)]
 
 
@@ -67,6 +67,28 @@ def test_the_tokenizer_of_a_folder_gives_the_ids_of_transformers(tmp_path: Path)
         assert [ids.tolist() for ids in each.encode([TEXTS[0] * 3])[0]] == expected
     with pytest.raises(ConfigError, match="cannot read a tokenizer in .*none"):
         folder_tokenizer(tmp_path / "none", pad=None, max_length=None)
+
+
+@pytest.mark.parametrize("kind", ["replacements", "templates", "prefix"])
+def test_a_tokenizer_that_multiplies_texts_is_refused(tmp_path: Path, kind: str) -> None:
+    normalizers, templates = package.normalizers, package.processors
+    honest = [normalizers.Prepend("_"), normalizers.Replace(" ", "_"), normalizers.Replace("...", ". . .")]
+    text = train_tokenizer(["some words"], vocab_size=40, pad=0, max_length=8).text
+    inner = package.Tokenizer.from_str(text)
+    inner.normalizer = normalizers.Sequence(honest)
+    assert Tokenizer(inner.to_str()).encode(["some words"])[0][0].any()
+    if kind == "templates":
+        many = templates.TemplateProcessing(single="$A " * 40 + "[SEP]", pair="$A $B", special_tokens=[("[SEP]", 3)])
+        inner.post_processor = templates.Sequence([many, many])
+    elif kind == "prefix":
+        inner.normalizer = normalizers.Prepend("x" * 2000)
+    else:
+        inner.normalizer = normalizers.Sequence(
+            [normalizers.Replace("a", "b" * 100), normalizers.Replace("b", "c" * 20)]
+        )
+    (tmp_path / "tokenizer.json").write_text(inner.to_str())
+    with pytest.raises(DataError, match=r"tokenizer\.json: .*\(its replacements make a text up to .* times as long\)"):
+        read_tokenizer(tmp_path / "tokenizer.json")
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

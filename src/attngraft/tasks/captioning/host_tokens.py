@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from attngraft.downloads import without_hub
 from attngraft.errors import ConfigError, DataError
 from attngraft.files import refuse_links, write_atomically
-from attngraft.opening import check_folder, read_mapping
+from attngraft.opening import read_mapping
 from attngraft.suggest import first_line
 from attngraft.tasks.captioning.vocabulary import FILE, CaptionTokens, read_vocabulary, words_of
+from attngraft.tasks.text.tokenizer import pretrained_tokenizer
 
 SETTINGS = "captioning.json"  #: the special ids, beside the tokenizer's own files
 SAVE = "AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)"
@@ -93,7 +93,7 @@ def host_tokens(host: Mapping[str, Any]) -> HostTokens:
         )
     folder, decoder = Path(host["tokenizer"]), host["decoder"]
     try:
-        inner = _from_pretrained(folder)
+        inner = pretrained_tokenizer(folder)
     except Exception as error:  # any error
         raise ConfigError(
             f"task captioning: transformers cannot read a tokenizer in {folder} ({first_line(error)}); save it there "
@@ -120,14 +120,6 @@ def read_tokens(folder: Path) -> CaptionTokens | None:
         return None
     try:
         special = {name: int(read_mapping(folder / SETTINGS)[name]) for name in ("start", "end", "pad")}
-        return HostTokens(_from_pretrained(folder), **special)
+        return HostTokens(pretrained_tokenizer(folder), **special)
     except Exception as error:  # the packages raise plain exceptions
         raise DataError(f"{folder}: cannot be read as a tokenizer ({first_line(error)}); restore its files") from None
-
-
-def _from_pretrained(folder: Path) -> Any:
-    import transformers  # optional and slow to import; the host requires it too
-
-    check_folder(folder)
-    with without_hub():
-        return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)

@@ -1,6 +1,7 @@
 """Tokenizers: that of a host, or one trained on the training texts; saved as tokenizer.json."""
 
 import hashlib
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ FILE = "tokenizer.json"  #: in the format of the `tokenizers` package, with padd
 LONGEST = (
     1_000_000  #: largest number of characters of a text, each of which takes 400 bytes until the tokens are truncated
 )
+_MOST_GROWTH = 1_000  #: times by which a tokenizer may lengthen a text
 _LONGEST_WORD = 10_000  #: characters without a space in training, which takes quadratic time; longer words are divided
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -36,7 +38,7 @@ class Tokenizer:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self._tokenizer = _package().Tokenizer.from_str(text)
+        self._tokenizer = bounded(_package().Tokenizer.from_str(text))
         self.pad = int((self._tokenizer.padding or {}).get("pad_id", 0))
         self.max_length: int | None = (self._tokenizer.truncation or {}).get("max_length")
         self.vocab_size = 1 + max(self._tokenizer.get_vocab().values(), default=0)
@@ -82,6 +84,29 @@ class Tokenizer:
         write_atomically(path, self.text)
 
 
+def bounded(inner: Any) -> Any:
+    """Return a tokenizer of the `tokenizers` package, checked to not lengthen texts much.
+
+    Raises:
+        ValueError: its replacements make a text more than 1,000 times as long.
+    """
+    steps = (inner.normalizer, inner.pre_tokenizer, inner.post_processor)
+    parts, growth = [json.loads(step.__getstate__()) for step in steps if step is not None], 1.0
+    while parts:
+        part = parts.pop()
+        if isinstance(part, list):
+            parts += part
+        elif isinstance(part, dict):
+            parts += part.values()
+            inserted = [part[name] for name in ("content", "prepend") if isinstance(part.get(name), str)]
+            repeated = sum(isinstance(each, dict) and "Sequence" in each for each in part.get("single") or ())
+            replaced = part["pattern"].get("String", "") if isinstance(part.get("pattern"), dict) else ""
+            growth *= max(1, sum(map(len, inserted)) / max(1, len(replaced)), repeated)
+    if growth > _MOST_GROWTH:
+        raise ValueError(f"its replacements make a text up to {growth:,.0f} times as long")
+    return inner
+
+
 @contextmanager
 def encoding_errors() -> Iterator[None]:
     """Convert errors of a tokenizer to a DataError."""
@@ -124,6 +149,25 @@ def read_tokenizer(path: Path) -> Tokenizer:
         raise DataError(f"{path}: cannot be read as a tokenizer ({error}); restore the file") from None
 
 
+def pretrained_tokenizer(folder: Path) -> Any:
+    """Return the transformers tokenizer of a folder; nothing is downloaded, and no code of the folder runs.
+
+    Raises:
+        ConfigError: transformers is missing.
+        ValueError: it would lengthen texts by much. Other errors are those of transformers, of any class.
+    """
+    try:
+        import transformers  # optional and slow to import
+    except ImportError:
+        raise ConfigError("the host's tokenizer requires transformers; run pip install 'attngraft[hf]'") from None
+    check_folder(folder)
+    with without_hub():
+        found = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    if hasattr(found, "backend_tokenizer"):
+        bounded(found.backend_tokenizer)
+    return found
+
+
 def folder_tokenizer(folder: Path, *, pad: int | None, max_length: int | None) -> Tokenizer:
     """Return the tokenizer of a transformers folder.
 
@@ -136,16 +180,10 @@ def folder_tokenizer(folder: Path, *, pad: int | None, max_length: int | None) -
         ConfigError: transformers cannot read it.
     """
     try:
-        import transformers  # optional and slow to import
-    except ImportError:
-        raise ConfigError("task.tokenizer: requires transformers; run pip install 'attngraft[hf]'") from None
-    try:
-        check_folder(folder)
-        with without_hub():
-            found = transformers.AutoTokenizer.from_pretrained(
-                str(folder), local_files_only=True, trust_remote_code=False
-            )
+        found = pretrained_tokenizer(folder)
         text = found.backend_tokenizer.to_str()
+    except ConfigError:
+        raise
     except BaseException as error:  # any error; tokenizers written in Python have no backend_tokenizer
         if not _is_error(error):
             raise

@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from attngraft.downloads import without_hub
 from attngraft.errors import ConfigError, DataError
 from attngraft.files import refuse_links
-from attngraft.opening import check_folder, read_mapping, read_text
+from attngraft.opening import read_mapping, read_text
 from attngraft.strict import read
 from attngraft.suggest import did_you_mean, shortened
-from attngraft.tasks.text.tokenizer import FILE, encoding_errors
+from attngraft.tasks.text.tokenizer import FILE, encoding_errors, pretrained_tokenizer
 from attngraft.tasks.translation.config import SMALLEST, TranslationConfig
 from attngraft.tasks.translation.source import Pairs
 from attngraft.tasks.translation.trained import (
@@ -196,14 +195,7 @@ def _prefix(folder: Path, config: TranslationConfig) -> str:
 
 
 def _from_pretrained(folder: Path, source: str | None, target: str | None) -> Any:
-    try:
-        import transformers  # optional and slow to import
-    except ImportError:
-        raise ConfigError("task.tokens=host: requires transformers; run pip install 'attngraft[hf]'") from None
-    languages = {} if source is None or target is None else {"src_lang": source, "tgt_lang": target}
-    check_folder(folder)
-    with without_hub():
-        found = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    if languages and hasattr(found, "src_lang"):
+    found = pretrained_tokenizer(folder)
+    if source is not None and target is not None and hasattr(found, "src_lang"):
         found.src_lang, found.tgt_lang = source, target
     return found

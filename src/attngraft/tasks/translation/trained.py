@@ -16,7 +16,7 @@ import numpy as np
 
 from attngraft.errors import ConfigError
 from attngraft.files import write_atomically
-from attngraft.tasks.text.tokenizer import FILE, encoding_errors
+from attngraft.tasks.text.tokenizer import FILE, bounded, encoding_errors
 from attngraft.tasks.translation.source import Pairs
 
 SETTINGS = "translation.json"  #: the tokenizer's `TokenIds`, beside its own files
@@ -116,7 +116,7 @@ class TrainedTokenizer(PairTokenizer):
     """
 
     def __init__(self, text: str, ids: TokenIds) -> None:
-        self.ids, self._text, self._inner = ids, text, _package().Tokenizer.from_str(text)
+        self.ids, self._text, self._inner = ids, text, bounded(_package().Tokenizer.from_str(text))
         vocabulary = self._inner.get_vocab()
         self.vocab_size = 1 + max(vocabulary.values())
         self.unknown = None if _BYTES[0] in vocabulary else vocabulary["<unk>"]
