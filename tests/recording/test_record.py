@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -267,6 +268,20 @@ def test_leading_tokens_have_names() -> None:
     assert recording.prefix("blocks.0.attn") == ("class", "distillation")
     with pytest.raises(attngraft.RecordError, match="'blocks.0.mlp' is not one of the chosen sites: blocks.0.attn"):
         recording.prefix("blocks.0.mlp")
+
+
+@pytest.mark.parametrize("spec", [None, "bisa"])
+def test_copies_are_not_recorded(spec: str | None) -> None:
+    model = tiny_vit()
+    if spec is not None:
+        attngraft.graft(model, spec)
+    with attngraft.record(model) as outer, attngraft.record(model) as inner:
+        copied = copy.deepcopy(model)
+        copied(IMAGES)
+        assert not any(outer.values())
+        assert torch.equal(copied(IMAGES), model(IMAGES))
+    assert inner["blocks.0.attn"]
+    assert all(getattr(module, "recorder", None) is None for module in copied.modules())
 
 
 def test_recordings_can_be_nested() -> None:

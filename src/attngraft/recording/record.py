@@ -197,6 +197,9 @@ class _SiteRecorder:
         if self.wants(name):
             self.recording.add(self.site, self.prefix + name, tensor.detach() if self.detach else tensor)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """Return None, the recorder of a copied module: copies are not recorded."""
+
 
 class _Recorders(tuple[Recorder, ...]):
     """Several recorders of one module, in the order in which they were attached."""
@@ -208,6 +211,9 @@ class _Recorders(tuple[Recorder, ...]):
     def __call__(self, name: str, tensor: Tensor) -> None:
         for each in self:
             each(name, tensor)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """Return None, as each of the recorders does."""
 
 
 class _Source(NamedTuple):
