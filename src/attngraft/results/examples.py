@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from attngraft.opening import read_json
 from attngraft.strict import read
 
 EXAMPLES_FILE = "examples.json"
+_JPEG = b"\xff\xd8\xff"  #: first bytes of a JPEG file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +35,10 @@ class ExampleImage:
     baseline: ExamplePrediction
     variant: ExamplePrediction
     jpeg: str  #: thumbnail in base64
+
+    def __post_init__(self) -> None:
+        if not base64.b64decode(self.jpeg, validate=True).startswith(_JPEG):
+            raise ValueError("jpeg must be a JPEG file in base64")
 
 
 @dataclass(frozen=True, kw_only=True)
