@@ -52,7 +52,7 @@ def test_wrong_masks(tmp_path: Path) -> None:
     (tmp_path / "masks/train/00.png").unlink()
     assert re.search(r"images/train/00\.png: has no mask 00\.\*", refusal(tmp_path))
     save(tmp_path / "masks/train/00.jpg", np.ones((36, 48), dtype=np.uint8))
-    assert re.search(r"00\.jpg: a JPEG cannot hold labels", refusal(tmp_path))
+    assert re.search(r"00\.jpg: JPEG, lossy WebP and GIF change the values", refusal(tmp_path))
 
 
 @pytest.mark.parametrize("write", [write_masks, write_bowl])

@@ -118,7 +118,7 @@ def test_save_to_disk(tmp_path: Path) -> None:
             {"images": "id"},
             r"task\.data\.images: the column 'id' of .* contains no images; .*of images: image, label",
         ),
-        ({"form": "jpeg"}, {}, r"row 0, column 'label': a JPEG cannot hold labels"),
+        ({"form": "jpeg"}, {}, r"row 0, column 'label': JPEG, lossy WebP and GIF change the values"),
         ({"other": 2}, {}, r"no training split \(found: other, validation\)"),
         ({}, {"source": "hf:nothing"}, r"hf:nothing: no such file or folder; hf: only reads"),
     ],

@@ -16,6 +16,7 @@ from attngraft.errors import DataError
 from attngraft.tasks.images.boundaries import IGNORED
 from attngraft.tasks.images.sources import decoding
 from attngraft.tasks.images.sources.splitting import save_split
+from attngraft.tasks.images.stored import read_mask
 from attngraft.tasks.segmentation import source
 from attngraft.tasks.segmentation.config import MaskDataConfig
 from attngraft.tasks.segmentation.source import MaskSource, count_labels, open_masks
@@ -256,6 +257,23 @@ def test_a_random_split_is_kept(tmp_path: Path) -> None:
     assert opened(tmp_path, split_seed=5).val.names != source.val.names
 
 
+@pytest.mark.parametrize(
+    ("lossless", "lossy"),
+    [
+        ({"format": "TIFF", "compression": "tiff_lzw"}, {"format": "TIFF", "compression": "jpeg"}),
+        ({"format": "WEBP", "lossless": True}, {"format": "WEBP", "quality": 50}),
+        ({"format": "PNG"}, {"format": "GIF"}),  # whose writers renumber labels
+    ],
+)
+def test_masks_in_formats_that_change_values(tmp_path: Path, lossless: dict[str, Any], lossy: dict[str, Any]) -> None:
+    mask, values = tmp_path / "masks/1.png", np.arange(48, dtype=np.uint8).reshape(6, 8) % 3
+    save(mask, values, **lossless)
+    assert np.array_equal(read_mask(mask).convert("L"), values)
+    save(mask, values, **lossy)
+    with pytest.raises(DataError, match=r"masks/1\.png: .* change.* values.*save masks as PNG"):
+        read_mask(mask)
+
+
 def test_palettes_and_colors_and_names(tmp_path: Path) -> None:
     write(tmp_path, "images", "masks")
     labels = np.arange(SIZE[0])[:, None].repeat(SIZE[1], 1).astype(np.uint8) % 3
@@ -351,7 +369,7 @@ def spoil(folder: Path, what: str) -> None:
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("jpeg", r"1\.jpg: a JPEG cannot hold labels.*save masks as PNG"),
+        ("jpeg", r"1\.jpg: JPEG, lossy WebP and GIF change the values.*save masks as PNG"),
         ("rgb", r"a mask in mode RGB; list its classes.*task\.data\.classes_file"),
         ("size", r"1\.png: 5 x 5, but its image images/1\.jpg is 8 x 6; make them the same size"),
         ("label", r"1\.png: contains the label 200, but there are 3 classes.*task\.data\.ignore=\[200\]"),

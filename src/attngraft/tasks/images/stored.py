@@ -64,18 +64,19 @@ def read_mask(stored: Stored) -> Image.Image:
     """Return a mask in the mode in which it is stored, upright.
 
     Raises:
-        DataError: it cannot be read, or is a JPEG.
+        DataError: it cannot be read, or its format changes values.
     """
     with _opened(stored, "a mask") as stream:
-        if stream.read(len(_JPEG)) == _JPEG:
+        start = stream.read(64)
+        if start.startswith((_JPEG, b"GIF8")) or (start[8:12] == b"WEBP" and b"VP8L" not in start):
             raise lossy(stored)
         stream.seek(0)
         return decode_values(stream, where=str(stored))
 
 
 def lossy(stored: Stored) -> DataError:
-    """Return the error for a mask that is a JPEG."""
-    return DataError(f"{stored}: a JPEG cannot hold labels, because it changes values; save masks as PNG")
+    """Return the error for a mask in a format that changes values."""
+    return DataError(f"{stored}: JPEG, lossy WebP and GIF change the values of masks; save masks as PNG")
 
 
 @contextmanager

@@ -19,6 +19,7 @@ HUGE = 2**25  #: JPEGs with more pixels are decoded at a reduced size
 _ORIENTATION = 0x0112  # EXIF
 _PHOTOMETRIC, _BITS, _PLANES, _SAMPLE_FORMAT = 262, 258, 284, 339  # TIFF
 _QUARTER_TURNS = (5, 6, 7, 8)
+_LOSSY = ("jpeg", "tiff_jpeg", "webp")  #: compressions of TIFF that change values
 _SCALES = {"L;2": 85, "L;4": 17}  #: factors by which Pillow multiplies pixels of 2 and 4 bits
 _DEEPEST = 2**16 - 1  # largest integer of a pixel
 _STRIP = 2**22  # pixels that are converted at once
@@ -74,6 +75,8 @@ def decode_values(stream: IO[bytes], *, where: str) -> Image.Image:
 def _decoded(stream: IO[bytes], *, where: str, values: bool) -> Image.Image:
     with _explained(where):
         image = _opened(stream)
+        if values and image.info.get("compression") in _LOSSY:
+            raise ValueError(f"its compression, {image.info['compression']}, changes values; save masks as PNG")
         tiles: Any = getattr(image, "tile", None)  # not typed
         stored = tiles[0].args if tiles else None
         scale = _SCALES.get(str(stored[0] if isinstance(stored, tuple) and stored else stored))
