@@ -23,6 +23,7 @@ from PIL import Image
 
 from attngraft.grafting.io import CHECKSUM, KEY, _checksum
 from attngraft.mechanisms.registry import graft_types
+from attngraft.tasks.captioning.features import as_attribute
 from tests.tasks.images.datasets import picture
 
 Files = Mapping[str, bytes | None]  #: by path in the folder; None: deleted
@@ -246,9 +247,9 @@ def odd_features(valid: Mapping[str, bytes]) -> st.SearchStrategy[Files]:
             for name in draw(
                 st.lists(st.sampled_from(["host", "args", "pretrained", "weights", "digest"]), max_size=5, unique=True)
             ):
-                file.attrs[name] = draw(
-                    st.sampled_from(["vit", "", "{}", "[]", '{"a": 1}', True, 3, b"x", 0.5, [1, 2], np.nan])
-                )
+                texts = st.sampled_from(["vit", "", "{}", "[]", '{"a": 1}'])
+                others = st.sampled_from(["variable", True, 3, b"x", 0.5, [1, 2], [b"x"], np.nan])
+                file.attrs[name] = draw(texts.map(as_attribute) | others)
             for name, array in present.items():
                 kind = draw(st.sampled_from(["same"] * 12 + ["gone", "new", "link", "group"]))
                 if kind == "same":

@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 
 from attngraft.tasks.captioning.config import CaptionDataConfig
+from attngraft.tasks.captioning.features import as_attribute
 from attngraft.tasks.captioning.source import CaptionSource, open_captions
 from tests.tasks.images.datasets import picture
 
@@ -107,7 +108,7 @@ def rows(number: int, *, regions: int = 4) -> np.ndarray:
 def write_features(path: Path, *, ids: bool = False, regions: int = 4, **attributes: Any) -> Path:
     """Features of all images, by COCO's ids or by names; image `i` has `i` regions more."""
     with h5py.File(path, "w") as file:
-        file.attrs.update(attributes)
+        file.attrs.update({name: as_attribute(value) for name, value in attributes.items()})
         for number, (_, name, _) in enumerate(entries()):
             key = str(100 + number) if ids else name
             file[f"{key}_features"] = rows(number, regions=regions + number)

@@ -135,6 +135,17 @@ def test_wrong_entries_are_named(tmp_path: Path, change: Callable[[h5py.File], A
     assert str(path) in str(error.value)
 
 
+def test_attributes_of_variable_length_are_not_read(tmp_path: Path) -> None:
+    """If they are damaged, the HDF5 library ends the process."""
+    write_features(tmp_path / "features.h5", **described(EncoderConfig(name="vit")), digest="af12")
+    assert FeatureFile(tmp_path / "features.h5").encoder == EncoderConfig(name="vit")
+    with h5py.File(tmp_path / "features.h5", "r+") as file:
+        assert all(file.attrs.get_id(name).dtype.kind == "S" for name in file.attrs)
+        file.attrs["digest"] = "af12"
+    with pytest.raises(DataError, match=r"features\.h5: .*attribute digest has a variable length.*write it again"):
+        FeatureFile(tmp_path / "features.h5")
+
+
 def test_files_of_another_layout_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.h5"
     with h5py.File(path, "w") as file:

@@ -22,7 +22,7 @@ from attngraft.tasks.captioning.cider import Frequencies, cider_d
 from attngraft.tasks.captioning.codec import CaptioningCodec, without_repeats
 from attngraft.tasks.captioning.encoder import EncoderConfig, create_encoder
 from attngraft.tasks.captioning.extraction import write_features
-from attngraft.tasks.captioning.features import REGIONS, described
+from attngraft.tasks.captioning.features import REGIONS, as_attribute, described
 from attngraft.tasks.captioning.task import Captioning
 from attngraft.tasks.captioning.vocabulary import BOS, EOS, PAD, UNK, Vocabulary, ids_of_captions, words_of
 from attngraft.tasks.task import StepContext
@@ -195,7 +195,8 @@ def test_grids_and_regions_give_the_same_model(tmp_path: Path) -> None:
     for name in ("regions", "grid"):
         write_scenes(tmp_path / name / "scenes")
     with h5py.File(tmp_path / "grid/scenes/features.h5", "r+") as file:
-        file.attrs.update({**described(EncoderConfig(name="resnet18")), "digest": "0"})
+        facts = {**described(EncoderConfig(name="resnet18")), "digest": "0"}
+        file.attrs.update({name: as_attribute(value) for name, value in facts.items()})
     for name in ("regions", "grid"):
         train(recipe(tmp_path / name), tmp_path / name / "run", progress=Silent())
     one, other = (final_state(tmp_path / name / "run")["model"] for name in ("regions", "grid"))

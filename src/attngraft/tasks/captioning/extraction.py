@@ -18,7 +18,16 @@ from attngraft.files import writing
 from attngraft.opening import DAMAGE, check_regular, open_regular
 from attngraft.suggest import cut
 from attngraft.tasks.captioning.encoder import EncoderConfig, create_encoder, read_images
-from attngraft.tasks.captioning.features import ENDING, array_in, described, key_of, mistake, open_hdf5
+from attngraft.tasks.captioning.features import (
+    ENDING,
+    array_in,
+    as_attribute,
+    described,
+    key_of,
+    mistake,
+    open_hdf5,
+    text_attribute,
+)
 
 _STAMP = (
     "image"  #: attribute of an image's array, by which a changed image is found; absent in files of earlier versions
@@ -63,7 +72,7 @@ class FeatureWriter:
             with writing(self._path) if new else self._reopening():
                 self._file = open_hdf5(self._part, "w" if new else "r+")
                 if new:
-                    self._file.attrs.update(self._facts)
+                    self._file.attrs.update({name: as_attribute(str(value)) for name, value in self._facts.items()})
                 self._compare()
         except BaseException:
             self._close()
@@ -97,7 +106,7 @@ class FeatureWriter:
 
     def _compare(self) -> None:
         for name, value in self._facts.items():
-            found = self._file.attrs.get(name)
+            found = text_attribute(self._file, name)
             if str(found) != str(value):
                 raise FolderError(
                     f"{self._path}: has features with {name}={cut(str(found))}, not {cut(str(value))}; use another --out"
@@ -109,7 +118,7 @@ class FeatureWriter:
             array = array_in(self._file, f"{key_of(name)}{ENDING}")
             if array is None or array.shape != shape or array.dtype.kind != "f":
                 return False
-            return array.attrs.get(_STAMP) in (None, _stamp(image)) and not mistake(array[()])
+            return text_attribute(array, _STAMP) in (None, _stamp(image)) and not mistake(array[()])
 
     def add(self, features: Mapping[str, Tensor], images: Mapping[str, Path]) -> None:
         """Write the rows (R, C) of some images, by name, to the disk, with a digest of each image.
@@ -123,7 +132,7 @@ class FeatureWriter:
                 if self._file.get(entry, getlink=True) is not None:
                     del self._file[entry]
                 written = self._file.create_dataset(entry, data=rows.float().cpu().numpy())
-                written.attrs[_STAMP] = _stamp(images[name])
+                written.attrs[_STAMP] = as_attribute(_stamp(images[name]))
             self._file.flush()
 
 

@@ -92,7 +92,7 @@ class FeatureFile:
         with _reading(path):
             file = self._opened()
             self._keys = {name.removesuffix(ENDING) for name in file if name.endswith(ENDING)}
-            attributes = {name: file.attrs.get(name) for name in (*_ENCODER, "digest")}
+            attributes = {name: text_attribute(file, name) for name in (*_ENCODER, "digest")}
             self.encoder = _encoder(attributes)
         self.encoder_digest = str(attributes["digest"])
         if not self._keys:
@@ -224,6 +224,26 @@ def array_in(file: Any, entry: str) -> Any:
     if not isinstance(dataset, h5py.Dataset) or dataset.shape is None or dataset.external or dataset.is_virtual:
         return None
     return dataset
+
+
+def text_attribute(owner: Any, name: str) -> str | None:
+    """Return an attribute of a file or array; None if there is none, or it is not a text.
+
+    Raises:
+        ValueError: its length is variable; if such an attribute is damaged, the HDF5 library crashes.
+    """
+    if name not in owner.attrs:
+        return None
+    stored = owner.attrs.get_id(name)
+    if stored.dtype.kind == "O":
+        raise ValueError(f"the attribute {name} has a variable length, as in files of earlier versions")
+    is_text = stored.dtype.kind == "S" and stored.shape == ()
+    return owner.attrs[name].decode("utf-8", "surrogateescape") if is_text else None
+
+
+def as_attribute(text: str) -> np.ndarray:
+    """Return a text as an attribute of fixed length."""
+    return np.array(text.encode("utf-8", "surrogateescape") or b"\0")
 
 
 def open_hdf5(path: Path, mode: str = "r") -> Any:
