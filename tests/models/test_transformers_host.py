@@ -13,6 +13,7 @@ from torch import nn
 import attngraft
 from attngraft.errors import AttngraftError, ConfigError, HostError, UsageError
 from attngraft.hosts import model_parts
+from attngraft.models import schemes
 from attngraft.models.create import create_host, start_host
 from attngraft.models.host_input import host_input
 from attngraft.tasks.images.inputs import HostInput
@@ -167,6 +168,18 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     for weights in (tmp_path / "vit", tmp_path / "vit" / "model.safetensors"):
         with pytest.raises(UsageError, match="use the host hf:.*vit with --pretrained"):
             attngraft.create_model(name, weights=weights)
+
+
+def test_a_host_much_larger_than_its_weights_is_not_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"hidden_size": 600}))
+    monkeypatch.setattr(schemes, "_MOST_EXTRA", 0)
+    with pytest.raises(HostError, match="the host is much larger than its weights; restore its arguments"):
+        attngraft.create_model(str(tmp_path), pretrained=True)
+    host = HostConfig(name="vit_base_patch16_224", weights=str(tmp_path / "model.safetensors"))
+    with pytest.raises(HostError, match="the host is much larger than its weights; restore its arguments"):
+        build_initial_model(Recipe(host=host), {"num_classes": 3})
 
 
 def test_no_remote_code(tmp_path: Path) -> None:

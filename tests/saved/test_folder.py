@@ -23,5 +23,5 @@ def test_a_host_far_larger_than_its_weights_is_not_filled(tmp_path: Path) -> Non
     manifest["host"]["args"]["embed_dim"] = 24 * 1000
     (tmp_path / "out/checksums.json").unlink()
     (tmp_path / "out/attngraft.json").write_text(json.dumps(manifest))
-    with pytest.raises(HostError, match=r"much larger than the file with its weights; restore its arguments"):
+    with pytest.raises(HostError, match=r"much larger than its weights; restore its arguments"):
         load(tmp_path / "out")

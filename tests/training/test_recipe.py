@@ -187,6 +187,7 @@ def test_round_trip_through_dictionary_and_yaml(sections: dict[str, Any]) -> Non
         ("schedule.decay_milestones=[1, 1]", r"schedule\.decay_milestones: must increase; got \(1, 1\)"),
         ("schedule.name=cosin", r"did you mean cosine\?"),
         ("task.name=null", r"task\.name: must be the name of a task"),
+        ("task.data=null", r"task\.data: must be a section; got None"),
         ("optimizer.lr=.nan", r"optimizer\.lr: expected a finite number"),
     ],
 )

@@ -42,6 +42,7 @@ from attngraft.suggest import MOST, did_you_mean, quoted
 SCHEMES = ("timm", "attngraft", "torchvision", "hf", "module")
 _MODULES, _LARGEST = 20_000, 1_000_000  #: most modules of a host, and largest number among its arguments
 #: a host takes at most this many times the size of the file with its weights, plus this many bytes
+_WEIGHTS = (".safetensors", ".bin")  #: extensions in folders
 _MOST_TIMES, _MOST_EXTRA = 16, 2**28
 _MOST_BYTES: ContextVar[float] = ContextVar("_MOST_BYTES", default=math.inf)
 _TIMM_SOURCES = ("hf-hub", "hf_hub", "local-dir")  #: timm's own schemes
@@ -86,9 +87,11 @@ def split_scheme(name: str) -> tuple[str, str]:
 
 
 @contextmanager
-def sized_for(file: Path) -> Iterator[None]:
-    """Context manager in which a host much larger than `file`, which has its weights, is not created."""
-    known = file.stat().st_size if file.is_file() else 0
+def sized_for(weights: Path) -> Iterator[None]:
+    """Context manager in which a host much larger than its weights, a file or a folder of files, is not created."""
+    path = weights.parent if weights.suffix == ".json" else weights  # the index of several files
+    files = [each for each in path.iterdir() if each.suffix in _WEIGHTS] if path.is_dir() else [path]
+    known = sum(each.stat().st_size for each in files if each.is_file())
     token = _MOST_BYTES.set(_MOST_TIMES * known + _MOST_EXTRA if known else math.inf)
     try:
         yield
@@ -122,7 +125,7 @@ def build_anywhere(factory: Callable[[], nn.Module]) -> nn.Module:
                 "arguments"
             )
         if size > _MOST_BYTES.get():
-            raise HostError("the host is much larger than the file with its weights; restore its arguments")
+            raise HostError("the host is much larger than its weights; restore its arguments")
 
     hooks = register_module_module_registration_hook(count), register_module_parameter_registration_hook(add)
     try:

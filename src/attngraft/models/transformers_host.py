@@ -16,7 +16,7 @@ from attngraft.downloads import without_hub
 from attngraft.errors import HostError, UsageError
 from attngraft.files import user_path
 from attngraft.models.hub import hub_or_cache
-from attngraft.models.schemes import Started, build_anywhere, creation_errors
+from attngraft.models.schemes import Started, build_anywhere, creation_errors, sized_for
 from attngraft.models.transformers_classifier import transformers_classifier
 from attngraft.models.transformers_folder import (
     CAPTIONER,
@@ -89,7 +89,9 @@ def start(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Start
     classes = given.pop("num_classes", labels if "Classification" in kind else None)
     own = {"auto_class": kind, "num_classes": classes, **given}
     made = creation_errors(f"hf:{name}", own, maker=f"transformers {transformers.__version__}")
-    with made, without_hub():  # a configuration may name a backbone whose weights transformers would download
+    folder = find_folder(name, weights=True) if pretrained else None
+    sized = nullcontext() if folder is None else sized_for(folder)
+    with made, sized, without_hub():  # a configuration may name a backbone whose weights transformers would download
         if kind == IMAGE_CLASSIFIER:
             count = 1000 if classes is None else classes
             settings = {**config, **given, "num_classes": count, "pretrained_cfg_overlay": shown}
@@ -100,9 +102,9 @@ def start(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Start
     if kind == SEQUENCE_TO_SEQUENCE or _is_captioner(model):
         _set_generation(transformers, model, name, generation)
     _describe(model, name, kind=kind, classes=classes, shown=shown)
-    if not pretrained:
+    if folder is None:
         return Started(model=model)
-    file = split_weights(*folder_tensors(find_folder(name, weights=True), kind))
+    file = split_weights(*folder_tensors(folder, kind))
     return Started(model=model, file=file, fitted=file.fill_host(model))
 
 

@@ -1,6 +1,7 @@
 """Task and model of a recipe. Variants of one seed share as many initial values as possible."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,10 @@ from torch import nn
 
 from attngraft.errors import AttngraftError, ConfigError, FolderError, HostError, UsageError, naming
 from attngraft.grafting.apply import graft as apply_graft
-from attngraft.grafting.spec import with_former_defaults
+from attngraft.grafting.spec import parse, with_former_defaults
 from attngraft.models.create import start_host
 from attngraft.models.host_input import host_input
-from attngraft.models.schemes import Started
+from attngraft.models.schemes import Started, creation_errors, sized_for
 from attngraft.models.token_mixing import ARGUMENT, mix_tokens_in_training, no_patch_logits
 from attngraft.models.weights import WeightsFile, read_weights
 from attngraft.suggest import quoted
@@ -192,7 +193,9 @@ def build_initial_model(
     model, file, start = _started_host(recipe, model_args, load_weights=load_weights)
     with seeded("graft", recipe.seed):
         if recipe.graft is not None:
-            apply_graft(model, recipe.graft if load_weights else with_former_defaults(recipe.graft))
+            what, arguments = f"{parse(recipe.graft)} on {recipe.host.name}", _arguments(recipe, model_args)
+            with creation_errors(what, arguments, maker="attngraft"):  # a host may only now fail by its arguments
+                apply_graft(model, recipe.graft if load_weights else with_former_defaults(recipe.graft))
     if recipe.distill is not None and recipe.distill.kind == "token":
         _train_both_heads(model, recipe)
     if model_args.get(ARGUMENT):
@@ -248,7 +251,7 @@ def _started_host(
     given = recipe.host.weights if load_weights else None
     file = read_weights(given, host=recipe.host.name) if given is not None else None
     pretrained = load_weights and recipe.host.pretrained
-    with seeded("host", recipe.seed):
+    with seeded("host", recipe.seed), nullcontext() if file is None else sized_for(file.path):
         started = _start_host(recipe, model_args, pretrained=pretrained)
     model = started.model
     if file is not None:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from attngraft.errors import ConfigError
 from attngraft.strict import FieldError, require
-from attngraft.suggest import did_you_mean
+from attngraft.suggest import did_you_mean, quoted
 from attngraft.training.misplaced import refuse_misplaced
 from attngraft.yaml_config import (
     apply_overrides,
@@ -342,6 +342,8 @@ class Recipe:
     def __post_init__(self) -> None:
         if not isinstance(self.task.get("name"), str):
             raise FieldError("task.name", f"must be the name of a task; got {self.task.get('name')!r}")
+        if not isinstance(self.task.get("data", {}), Mapping):
+            raise FieldError("task.data", f"must be a section; got {quoted(self.task['data'])}")
         if self.graft in ("none", "", []):
             object.__setattr__(self, "graft", None)  # so that equal recipes compare equal
         first = self.train.first

@@ -21,6 +21,7 @@ from attngraft.tasks.task import Batch
 Example = tuple[Tensor, Any]  #: image, and its label: a class index, or a 0/1 row with one entry per class
 
 _SMALLEST_CROP, _LARGEST_CROP = 0.01, 10.0
+_FARTHEST = 1000  #: largest mean or standard deviation of pixels from 0 to 1; those of all models of timm are at most 1
 _CROP_MODES = ("center", "squash", "border")  #: of timm
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # timm's default mean and std
 
@@ -78,9 +79,11 @@ class HostInput:
         if crop_mode not in _CROP_MODES:
             raise ConfigError(f"host: crop_mode must be {', '.join(_CROP_MODES)}, not {quoted(crop_mode)}; correct it")
         mean, std = config.get("mean", _IMAGENET[0]), config.get("std", _IMAGENET[1])
-        if not all(_are_numbers(each) and len(each) in (1, 3) for each in (mean, std)) or min(std) <= 0:
+        given = all(_are_numbers(each) and len(each) in (1, 3) for each in (mean, std))
+        if not (given and min(std) >= 1 / _FARTHEST and max(*std, *map(abs, mean)) <= _FARTHEST):
             raise ConfigError(
-                f"host: mean {quoted(mean)} and std {quoted(std)} must be 1 or 3 numbers, and std positive; correct them"
+                f"host: mean {quoted(mean)} and std {quoted(std)} must be 1 or 3 numbers each, for pixels from 0 to 1, and "
+                f"std positive (none beyond {_FARTHEST:,}, no std below {1 / _FARTHEST}); correct them"
             )
         return cls(
             channels=channels,

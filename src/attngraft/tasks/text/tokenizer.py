@@ -16,8 +16,8 @@ from torch import Tensor
 from attngraft.downloads import without_hub
 from attngraft.errors import ConfigError, DataError
 from attngraft.files import write_atomically
-from attngraft.opening import check_folder, read_text
-from attngraft.suggest import quoted
+from attngraft.opening import check_folder, read_mapping, read_text
+from attngraft.suggest import CONTROL, quoted
 
 FILE = "tokenizer.json"  #: in the format of the `tokenizers` package, with padding and truncation
 
@@ -154,18 +154,35 @@ def pretrained_tokenizer(folder: Path) -> Any:
 
     Raises:
         ConfigError: transformers is missing.
-        ValueError: it would lengthen texts by much. Other errors are those of transformers, of any class.
+        ValueError: it would lengthen texts by much, or a key of a file has a control character. Other errors are those of
+            transformers, of any class.
     """
     try:
         import transformers  # optional and slow to import
     except ImportError:
         raise ConfigError("the host's tokenizer requires transformers; run pip install 'attngraft[hf]'") from None
     check_folder(folder)
+    for name in (FILE, "tokenizer_config.json", "special_tokens_map.json"):
+        if (folder / name).is_file():  # tokenizers prints unknown keys
+            _refuse_control_characters(read_mapping(folder / name), where=name)
     with without_hub():
         found = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     if hasattr(found, "backend_tokenizer"):
         bounded(found.backend_tokenizer)
     return found
+
+
+def _refuse_control_characters(value: Any, *, where: str) -> None:
+    """Raise ValueError if a key of nested mappings, except of a vocabulary, has a control character."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            if CONTROL.search(key):
+                raise ValueError(f"{where}: the key {quoted(key)} has a control character")
+            if key != "vocab":
+                _refuse_control_characters(each, where=where)
+    elif isinstance(value, list):
+        for each in value:
+            _refuse_control_characters(each, where=where)
 
 
 def folder_tokenizer(folder: Path, *, pad: int | None, max_length: int | None) -> Tokenizer:
