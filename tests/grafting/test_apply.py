@@ -319,3 +319,14 @@ def test_create_model_gives_every_variant_the_same_host() -> None:
         models.append(attngraft.create_model("vit_tiny_patch16_224", graft=spec, img_size=16, patch_size=8, depth=1))
     plain = models[0].state_dict()
     assert all(torch.equal(model.state_dict()[name], value) for model in models[1:] for name, value in plain.items())
+
+
+@pytest.mark.parametrize("spec", ["vertical", "cb_s", "bisa"])
+def test_grafts_are_on_the_hosts_device_whatever_the_default_is(spec: str) -> None:
+    expected, model = tiny_vit(), tiny_vit()
+    torch.manual_seed(0)
+    attngraft.graft(expected, spec)
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        attngraft.graft(model, spec)
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), expected.parameters(), strict=True))

@@ -88,7 +88,7 @@ def _show(made: Converted) -> None:
     }
     if made.fitted is not None:
         checks = ["names and shapes match the model"]
-        checks += ["except those of the head, which has other classes"] if made.fitted.new else []
+        checks += ["except those of the head, which has other classes or is incomplete"] if made.fitted.new else []
         checks += [f"after resizing {', '.join(made.fitted.resized)}"] if made.fitted.resized else []
         lines["checked"] = ", ".join(checks)
     echo(str(found.path))

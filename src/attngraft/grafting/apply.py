@@ -6,7 +6,7 @@ A grafted module is the host's own module with a patched class; removing its gra
 import itertools
 import logging
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import Any, cast
 
 import torch
@@ -81,7 +81,7 @@ def _build_like(module: nn.Module, core: nn.Module, placement: Placement) -> Gra
     """Build a graft with the device, dtype and training mode of the host's module."""
     parameters = itertools.chain(module.parameters(), core.parameters())
     like = next((each for each in parameters if each.is_floating_point()), torch.empty(0))
-    with meta_device() if like.device.type == "meta" else nullcontext():
+    with meta_device() if like.device.type == "meta" else torch.device("cpu"):  # whatever device the caller has set
         graft = build(placement)
     return graft.to(device=like.device, dtype=like.dtype).train(module.training)
 
