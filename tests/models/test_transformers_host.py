@@ -276,6 +276,7 @@ def test_an_encoder_decoder_without_an_end(tmp_path: Path) -> None:
         ({}, "host argument config: has no model_type"),
         (["vit"], "host argument config: has no model_type"),
         ({"model_type": "vit", "num_hidden_layers": 10**30}, "num_hidden_layers is more than 10,000"),
+        ({"model_type": "vit", "architectures": 1}, "architectures must be a list of names; correct it"),
         ({"model_type": "vit", "num_labels": 2**31}, "num_labels is more than 1,000,000"),
     ],
 )

@@ -16,6 +16,7 @@ from attngraft.results.study import StudyResult
 from attngraft.study.config import StudyConfig
 from attngraft.study.example_images import Answers, choose, example_images
 from attngraft.study.runner import compare
+from attngraft.tasks.images.sources.splitting import names_digest
 from attngraft.tasks.task import Predictions
 from attngraft.training.run_folder import RunFolder
 from tests.study import fakes
@@ -81,7 +82,8 @@ def finished(tmp_path: Path) -> tuple[StudyConfig, StudyResult]:
         for run in variant.runs:
             folder = RunFolder(config.out / run.folder)
             data = json.loads(folder.data.read_text())
-            data["facts"] |= {"classes": CLASSES, "counts": {"train": dict.fromkeys(CLASSES, 6)}}
+            counts = {"train": dict.fromkeys(CLASSES, 6)}
+            data["facts"] |= {"classes": CLASSES, "counts": counts, "split_digest": names_digest(names)}
             folder.data.write_text(json.dumps(data | {"model_args": {"num_classes": len(CLASSES)}}))
             found = answers([1, 1, 0, 1, 1, 1] if variant.is_baseline else [0, 0, 0, 1, 1, 0])
             arrays = {
@@ -102,6 +104,18 @@ def test_thumbnails_of_the_data(finished):
         for each in group.images:
             with Image.open(io.BytesIO(base64.b64decode(each.jpeg))) as image:
                 assert image.format == "JPEG" and image.size == (96, 13)
+
+
+def test_predictions_of_other_names_are_not_shown(finished, caplog):
+    config, result = finished
+    for variant in result.variants:
+        for run in variant.runs:
+            folder = RunFolder(config.out / run.folder)
+            data = json.loads(folder.data.read_text())
+            data["facts"]["split_digest"] = names_digest(["other"])
+            folder.data.write_text(json.dumps(data))
+    assert example_images(config, result) is None
+    assert "no example images: " in caplog.text and "are not those of its validation images" in caplog.text
 
 
 def test_without_the_data_the_thumbnails_of_the_last_report_remain(finished, tmp_path):

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attngraft.errors import ConfigError
+from attngraft.errors import ConfigError, UsageError
 from attngraft.tasks.task import load_task
 from attngraft.training.build import build_model, model_data_config
 from attngraft.training.recipe import (
@@ -187,6 +187,7 @@ def test_round_trip_through_dictionary_and_yaml(sections: dict[str, Any]) -> Non
         ("schedule.decay_milestones=[1, 1]", r"schedule\.decay_milestones: must increase; got \(1, 1\)"),
         ("schedule.name=cosin", r"did you mean cosine\?"),
         ("task.name=null", r"task\.name: must be the name of a task"),
+        ("task.name=true", r"task\.name: must be the name of a task; got True"),
         ("task.data=null", r"task\.data: must be a section; got None"),
         ("optimizer.lr=.nan", r"optimizer\.lr: expected a finite number"),
     ],
@@ -257,3 +258,9 @@ def test_many_unknown_fields_are_refused_at_once() -> None:
     with pytest.raises(ConfigError, match="unknown field"):
         recipe_from_dict({f"field{number}": 1 for number in range(100_000)})
     assert time.perf_counter() - start < 5
+
+
+def test_errors_of_a_host_name_the_file(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text("host: {name: 'vit_tiny_:16'}\n")
+    with pytest.raises(UsageError, match=r"x\.yaml: vit_tiny_:16: unknown scheme 'vit_tiny_'"):
+        load_recipe(tmp_path / "x.yaml")

@@ -84,6 +84,8 @@ def start(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Start
     shown |= given.pop("pretrained_cfg_overlay", None) or {}
     generation = given.pop("generation", {})
     architectures, labels = config.pop("architectures", None) or [], config.pop("num_labels", None)
+    if not (isinstance(architectures, list) and all(isinstance(each, str) for each in architectures)):
+        raise HostError(f"hf:{name}: config.json: architectures must be a list of names; correct it")
     kind = given.pop("auto_class", None) or auto_class(transformers, config["model_type"], architectures)
     _check_auto_class(transformers, f"hf:{name}", kind, config["model_type"])
     classes = given.pop("num_classes", labels if "Classification" in kind else None)

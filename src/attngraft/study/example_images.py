@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from attngraft.errors import AttngraftError
+from attngraft.errors import AttngraftError, FolderError
 from attngraft.results.examples import (
     ExampleGroup,
     ExampleImage,
@@ -28,6 +28,7 @@ from attngraft.study.predictions import open_predictions
 from attngraft.tasks.captioning import Captioning
 from attngraft.tasks.detection import Detection
 from attngraft.tasks.images.inspection import open_thumbnails
+from attngraft.tasks.images.sources.splitting import names_digest
 from attngraft.tasks.images.task import ImageTask
 from attngraft.tasks.segmentation import Segmentation
 from attngraft.training.build import task_of
@@ -85,7 +86,7 @@ def example_images(config: StudyConfig, result: StudyResult) -> ExampleImages | 
     try:
         return _selected(before, after, variant.name, config.out)
     except (AttngraftError, OSError, ValueError) as error:
-        log.info("the report has no example images: %s", error)
+        log.warning("the report has no example images: %s", error)
         return None
 
 
@@ -144,6 +145,10 @@ def _answers(records: Sequence[RunRecord]) -> Answers | None:
         with open_predictions(record) as table:
             if not set(COLUMNS) <= set(table) or any(table.array(name).ndim != 1 for name in COLUMNS):
                 return None
+            if record.facts.get("split_digest") not in (None, names_digest(table.names)):
+                raise FolderError(
+                    f"{record.folder}: the names of its predictions are not those of its validation images"
+                )
             order = np.argsort(table.names, kind="stable")
             runs.append((table.names[order], *(table.array(name)[order] for name in COLUMNS)))
     names, target = runs[0][:2]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from attngraft.errors import ConfigError
+from attngraft.errors import ConfigError, naming
 from attngraft.strict import FieldError, require
 from attngraft.suggest import did_you_mean, quoted
 from attngraft.training.misplaced import refuse_misplaced
@@ -435,7 +435,8 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
     if overrides:
         mapping = apply_overrides(mapping, overrides)
         source += f" with --set {' --set '.join(overrides)}"
-    return recipe_from_dict(mapping, source=source)
+    with naming(source):  # errors of its host
+        return recipe_from_dict(mapping, source=source)
 
 
 def load_schedule(name_or_path: str | Path) -> ScheduleConfig:
@@ -465,7 +466,8 @@ def recipe_from_dict(mapping: Mapping[str, Any], *, source: str = "recipe") -> R
     """
     task = mapping.get("task") if isinstance(mapping, Mapping) else None
     name = task.get("name") if isinstance(task, Mapping) else None
-    refuse_misplaced(mapping, Recipe, known=lambda: sections(name or "classification"), source=source)
+    known = name if isinstance(name, str) else "classification"
+    refuse_misplaced(mapping, Recipe, known=lambda: sections(known), source=source)
     return from_mapping(Recipe, mapping, source=source)
 
 

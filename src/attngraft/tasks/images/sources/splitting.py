@@ -3,7 +3,7 @@
 import csv
 import hashlib
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -241,8 +241,13 @@ def _can_leave_training(image: np.ndarray, kept: np.ndarray) -> bool:
 
 
 def split_digest(examples: Named) -> str:
-    """Return an identifier of a split: the first 16 hexadecimal digits of the SHA-256 of its sorted names."""
-    text = "\n".join(sorted(examples.names)).encode("utf-8", "surrogateescape")
+    """Return an identifier of a split, see `names_digest`."""
+    return names_digest(examples.names)
+
+
+def names_digest(names: Iterable[str]) -> str:
+    """Return the first 16 hexadecimal digits of the SHA-256 of sorted names."""
+    text = "\n".join(sorted(names)).encode("utf-8", "surrogateescape")
     return hashlib.sha256(text).hexdigest()[:16]
 
 
