@@ -39,7 +39,7 @@ DEPTH_LIMIT = 100  #: objects and lists of JSON inside of each other
 # Limits of archives. Masks and one-hot labels compress to a hundredth, but what deflate compresses to a thousandth is empty.
 UNPACKED_RATIO = 100  #: largest size of what an archive unpacks to, as a multiple of its own size ...
 UNPACKED_FREE = 2**28  #: ... if that is more than this many bytes
-_UNPACKED_TEXT = 2**24  #: the same for a text, whose lines take more memory than their bytes
+_TEXT_RATIO, _TEXT_FREE = 25, 2**24  #: the same for a text, whose lines take more memory than their bytes
 _PICKLE = 2**23  #: largest size in bytes of a pickle without its tensors, whose objects may take 70 times the memory
 ZIP_DIRECTORY = 2**23  #: bytes of the list of a zip's members: at least 80,000 members
 TAR_MEMBERS = 2**25  #: ImageNet-21k has 14 million images
@@ -146,19 +146,19 @@ def check_folder(folder: Path | str) -> None:
             pass
 
 
-def unpacked_limit(packed: int, *, free: int | None = None) -> int:
-    """Return the largest size in bytes of what an archive of `packed` bytes may unpack to."""
-    return max(UNPACKED_FREE if free is None else free, UNPACKED_RATIO * packed)
+def unpacked_limit(packed: int, *, text: bool = False) -> int:
+    """Return the largest size in bytes of what an archive, or a text, of `packed` bytes may unpack to."""
+    return max(_TEXT_FREE, _TEXT_RATIO * packed) if text else max(UNPACKED_FREE, UNPACKED_RATIO * packed)
 
 
-def check_unpacked(path: Path | str, unpacked: int, packed: int, *, free: int | None = None) -> None:
-    """Check what an archive unpacks to.
+def check_unpacked(path: Path | str, unpacked: int, packed: int, *, text: bool = False) -> None:
+    """Check what an archive, or a text, unpacks to.
 
     Raises:
         UnsuitableFile: it is more than `unpacked_limit` of its own size, `packed`.
     """
-    if unpacked > unpacked_limit(packed, free=free):
-        sizes = [shown_size(size) for size in (packed, unpacked, unpacked_limit(packed, free=free))]
+    if unpacked > unpacked_limit(packed, text=text):
+        sizes = [shown_size(size) for size in (packed, unpacked, unpacked_limit(packed, text=text))]
         raise UnsuitableFile(path, "unpacks from {} to {}, more than {}".format(*sizes))
 
 
@@ -280,7 +280,7 @@ def read_blocks(path: Path | str) -> Iterator[bytes]:
         with gzip.open(file) as text:
             while block := text.read(_BLOCK):
                 unpacked += len(block)
-                check_unpacked(path, unpacked, packed, free=_UNPACKED_TEXT)
+                check_unpacked(path, unpacked, packed, text=True)
                 yield block
 
 

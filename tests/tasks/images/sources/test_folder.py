@@ -274,6 +274,15 @@ def test_data_in_shared_memory_are_no_folder_of_the_system() -> None:
     assert folders._SYSTEM.match("/dev/shm2") is not None
 
 
+def test_folders_far_inside_of_each_other_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "_DEEPEST", 4)
+    make_folder(tmp_path, {"a/b/c": {"x": 1}})
+    assert len(list_folder(tmp_path).files) == 1
+    make_folder(tmp_path, {"a/b/c/d": {"x": 1}})
+    with pytest.raises(DataError, match="has more than 4 folders inside of each other; give the folder of your images"):
+        list_folder(tmp_path)
+
+
 def test_a_walk_through_folders_without_images_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folders, "_WITHOUT_IMAGES", 20)
     for number in range(25):

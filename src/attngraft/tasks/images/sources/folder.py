@@ -22,6 +22,7 @@ USUAL_FOLDERS = ("images", "imgs", "image", "img", "data", "files", "train", "tr
 
 #: folders of the system, some of which have no end; /dev/shm has data
 _SYSTEM = re.compile(r"/(proc|sys|dev(?!/shm(/|$)))(/|$)")
+_DEEPEST = 100  #: largest number of folders inside of each other
 #: `list_folder` gives up after this many folders without images, above the 21,841 folders of annotations of ImageNet-21k ...
 _WITHOUT_IMAGES = 25_000
 _PER_FOLDER = 10  #: ... if they are this many times as many as the folders with images
@@ -94,6 +95,10 @@ def list_folder(path: Path) -> Listing:
         real = os.path.realpath(folder)
         if real in above or _SYSTEM.match(real):
             continue
+        if len(above) > _DEEPEST:
+            raise DataError(
+                f"{path}: has more than {_DEEPEST} folders inside of each other; give the folder of your images"
+            )
         count(f"folders in {path}", with_images + without, with_images + without + len(pending) + 1)
         try:
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
