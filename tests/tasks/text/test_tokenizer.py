@@ -91,8 +91,7 @@ def test_a_tokenizer_that_multiplies_texts_is_refused(tmp_path: Path, kind: str)
         read_tokenizer(tmp_path / "tokenizer.json")
 
 
-def test_keys_with_control_characters_are_not_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The package prints keys that it does not know."""
+def test_odd_files_of_a_folder_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'attngraft[hf]'")
     train_tokenizer(TEXTS, vocab_size=40, pad=0, max_length=8).save(tmp_path / FILE)
     transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / FILE), pad_token="[PAD]").save_pretrained(
@@ -105,6 +104,11 @@ def test_keys_with_control_characters_are_not_printed(tmp_path: Path, capfd: pyt
     with pytest.raises(ConfigError, match=r"tokenizer\.json: the key '\\x1b\[31m' has a control character"):
         folder_tokenizer(tmp_path, pad=0, max_length=8)
     assert "\x1b" not in "".join(capfd.readouterr())
+    del settings["added_tokens"][0]["\x1b[31m"]
+    settings["model"] |= {"vocab": {}, "merges": []}
+    (tmp_path / FILE).write_text(json.dumps(settings))
+    with pytest.raises(ConfigError, match="its vocabulary is empty"):
+        folder_tokenizer(tmp_path, pad=0, max_length=8)
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

@@ -154,8 +154,8 @@ def pretrained_tokenizer(folder: Path) -> Any:
 
     Raises:
         ConfigError: transformers is missing.
-        ValueError: it would lengthen texts by much, or a key of a file has a control character. Other errors are those of
-            transformers, of any class.
+        ValueError: its vocabulary is empty, it would lengthen texts by much, or a key of a file has a control character.
+            Other errors are those of transformers, of any class.
     """
     try:
         import transformers  # optional and slow to import
@@ -167,6 +167,8 @@ def pretrained_tokenizer(folder: Path) -> Any:
             _refuse_control_characters(read_mapping(folder / name), where=name)
     with without_hub():
         found = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    if len(found) <= len(found.added_tokens_decoder):
+        raise ValueError("its vocabulary is empty")
     if hasattr(found, "backend_tokenizer"):
         bounded(found.backend_tokenizer)
     return found
