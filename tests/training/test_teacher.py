@@ -302,6 +302,14 @@ def test_labels_of_a_transformers_folder_are_the_datas_in_the_same_order(tmp_pat
         assert open_teacher(recipe) is not None
 
 
+def test_weights_of_a_teacher_are_finite(tmp_path: Path) -> None:
+    model = timm.create_model("lcnet_035", num_classes=10)
+    torch.nn.init.constant_(model.classifier.bias, float("nan"))
+    torch.save(model.state_dict(), tmp_path / "x.pth")
+    with pytest.raises(ConfigError, match=r"x\.pth.*has weights that are not finite \(classifier\.bias\)"):
+        open_teacher(digits({"teacher": {"name": "lcnet_035", "weights": str(tmp_path / "x.pth")}}))
+
+
 def test_a_run_at_work_is_no_teacher(tmp_path: Path) -> None:
     train(digits(), tmp_path / "run", progress=Silent(), stop_after_epoch=1)
     with pytest.raises(ConfigError, match="is not finished, and its best weights may change"):

@@ -133,7 +133,9 @@ def _image_predictor(forward: Forward, manifest: Manifest) -> Predictor:
 
 
 def _text_predictor(model: nn.Module, serving: Serving, *, folder: Path, device: str | torch.device) -> Predictor:
-    tokenizer = read_tokenizer(folder / serving.input["tokenizer"])
+    file = folder / serving.input["tokenizer"]
+    check_file(file, folder)
+    tokenizer = read_tokenizer(file)
 
     def predict(texts: list[str]) -> np.ndarray:
         inputs = tokenizer.batch(tokenizer.encode(texts)[0])

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import nn
 
 from attngraft.errors import UsageError
-from attngraft.saved.manifest import MANIFEST, read_manifest
+from attngraft.saved.manifest import MANIFEST, check_file, read_manifest
 from attngraft.targets.folders import open_folder, wrong_input
 from attngraft.targets.judged import kind_of
 from attngraft.tasks.codec import Codec, Serving, TextInput
@@ -60,7 +60,9 @@ def open_text_handle(
     opened = open_folder(where, option=option, weights=weights, trust_code=trust_code, allow_download=allow_download)
     codec = opened.codec
     if isinstance(codec, Serving) and codec.kind == "text":
-        encode = _encoder(read_tokenizer(Path(where) / codec.input["tokenizer"]), where)
+        file = Path(where) / codec.input["tokenizer"]
+        check_file(file, Path(where))
+        encode = _encoder(read_tokenizer(file), where)
     elif type(codec).text_input is not Codec.text_input and (codec.takes == "images") == captions:
         encode = partial(codec.text_input, opened.model)
     else:

@@ -28,6 +28,7 @@ from attngraft.suggest import shortened
 from attngraft.tasks.capabilities import require
 from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import Batch, Distillation, StepTeacher, Task, TaskData
+from attngraft.tensors import not_finite
 from attngraft.training.build import Start, build_initial_model, build_model, model_data_config, recorded_input
 from attngraft.training.checkpoint import load_weights
 from attngraft.training.inputs import Arguments, in_format
@@ -119,6 +120,8 @@ def create_teacher(recipe: Recipe, task: Task, data: TaskData, *, device: torch.
         return None
     require(task, "teacher")
     source = _find_teacher(config.teacher, data.model_args)
+    if bad := not_finite(source.model.state_dict()):
+        raise ConfigError(f"{FIELD}: {source.origin}: has weights that are not finite ({shortened(bad, _SHOWN)})")
     _refuse_other_classes(source, data, task)
     expects = dict(source.expects) | {"input_size": _input_size(config.teacher, source)}
     distillation = task.distillation(model_data_config=expects)

@@ -15,10 +15,11 @@ import torch
 
 import attngraft
 from attngraft.cli import main
-from attngraft.errors import ConfigError, DataError, TrainingError, UsageError
+from attngraft.errors import ConfigError, DataError, ExportError, TrainingError, UsageError
 from attngraft.export.predict import open_model
 from attngraft.export.run import export_run
 from attngraft.targets.judged import HostOptions, open_target
+from attngraft.targets.texts import open_text_handle
 from attngraft.tasks.text import TextClassification
 from attngraft.tasks.text.lengths import call_model, takes_padding
 from attngraft.tasks.text.tokenizer import FILE
@@ -125,6 +126,11 @@ def test_export_and_run_predict_alike(trained: Path, tmp_path: Path) -> None:
         export_run(trained, tmp_path / "other", to=["onnx"])
     with pytest.raises(UsageError, match=r"--to hf: transformers would load the model without its grafts \(cb\)"):
         export_run(trained, tmp_path / "other", to=["hf"])
+    tokenizer = tmp_path / "model" / made.manifest.serving.input["tokenizer"]
+    tokenizer.write_text(tokenizer.read_text() + " ")
+    for read in (lambda: open_model(tmp_path / "model"), lambda: open_text_handle(str(tmp_path / "model"))):
+        with pytest.raises(ExportError, match=r"tokenizer\.json: damaged since the export"):
+            read()
 
 
 def test_exported_folders_and_hosts_are_judged(trained: Path, tmp_path: Path) -> None:
