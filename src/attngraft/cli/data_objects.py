@@ -27,7 +27,7 @@ from attngraft.cli.output import output_console, print_json
 from attngraft.cli.proposal import compare_command, default_recipe
 from attngraft.strict import read
 from attngraft.tasks.detection.config import DetectionTestConfig, ObjectDataConfig
-from attngraft.tasks.detection.drawing import drawn
+from attngraft.tasks.detection.drawing import drawn, resized
 from attngraft.tasks.detection.facts import ObjectFacts, notes_on, read_facts
 from attngraft.tasks.detection.source import ObjectSource, open_objects
 
@@ -113,10 +113,13 @@ def _save_sheet(source: ObjectSource, path: Path) -> None:
     pictures = []
     for index in chosen.tolist():
         image, objects = images.image(index), images.objects(index)
+        size = image.size
         if objects.masks is not None:
-            image = drawn(image, objects.boxes, objects.labels, objects.masks)
+            if max(size) > 4 * TILE:  # drawing masks takes 50 bytes per pixel
+                image = ImageOps.contain(image, (4 * TILE, 4 * TILE))
+            image = drawn(image, objects.boxes, objects.labels, [resized(mask, image.size) for mask in objects.masks])
         small = ImageOps.contain(image, (TILE, TILE))  # boxes and captions are drawn in its size, to be readable
-        boxes = objects.boxes * np.tile(np.array(small.size) / image.size, 2)
+        boxes = objects.boxes * np.tile(np.array(small.size) / size, 2)
         captions = [source.classes[label] if len(source.classes) > 1 else "" for label in objects.labels]
         pictures.append(drawn(small, boxes, objects.labels, None, captions=captions))
     save_tiles(pictures, path)

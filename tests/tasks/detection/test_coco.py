@@ -177,6 +177,7 @@ def test_wrong_annotations(tmp_path: Path, fields: dict[str, Any], message: str)
         (lambda c: c["images"][0].update(file_name="01.png"), r"two entries of 'images' have the file images/train/01\.png"),
         (lambda c: c["images"][0].update(id=1), "two images have the same id 1; change one"),
         (lambda c: c["images"][0].update(id=None), r"images\[0\] has the id None, which is no number"),
+        (lambda c: c["categories"][0].update(id=2**70), r"categories\[0\] has the id 11.*no number of at most 63 bits"),
         (lambda c: c["images"][0].update(width=0), "image 0: its width and height 0 x 36 are not those of an image"),
         (lambda c: c["images"][0].update(height="36"), "image 0: its width and height 48 x '36' are not those"),
         (lambda c: c["images"][0].update(width=10**9), "image 0: its width and height"),

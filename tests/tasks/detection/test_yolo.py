@@ -97,6 +97,7 @@ def test_wrong_lines(tmp_path: Path, text: str, message: str) -> None:
         ("names: []\n", r"data\.yaml: names is \[\]; list the names of the classes"),
         ("names: x\n", "names is 'x'; list the names"),
         ("names: [a, b]\nnc: 7\n", r"data\.yaml: nc is 7, but names has 2 classes; correct it"),
+        (f"names: {{{2**70}: b}}\n", "is not the number and the name of a class"),
         ("names: {a: b}\n", "names: 'a': 'b' is not the number and the name of a class"),
         ("names: [[a]]\n", r"names: 0: \['a'\] is not the number and the name"),
         ("names: [a, a]\n", "two classes have the same name"),
@@ -126,6 +127,15 @@ def test_folders_that_do_not_exist_are_noted(tmp_path: Path) -> None:
     (note,) = opened(tmp_path).notes
     assert "val is 'images/holdout', which is no folder in" in note
     assert note.endswith("used instead: " + str(tmp_path / "images/val") + ".")
+
+
+def test_another_path_is_noted(tmp_path: Path) -> None:
+    write_yolo(tmp_path / "shapes")
+    for path, notes in (("../shapes", 0), (".", 0), ("../other", 1)):
+        write_text(tmp_path / "shapes/data.yaml", f"names: [a, b]\npath: {path}\n")
+        found = opened(tmp_path / "shapes").notes
+        assert len(found) == notes
+        assert all("path is '../other'; used instead: the folder of this file" in note for note in found)
 
 
 def test_folders_without_labels(tmp_path: Path) -> None:

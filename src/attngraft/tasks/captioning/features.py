@@ -173,11 +173,8 @@ class FeatureFile:
         return self._read(key, images.names[index])
 
     def _read(self, key: str, name: str) -> np.ndarray:
-        with self._dataset(key, name) as dataset:
-            entries = max(dataset.size, math.prod(dataset.chunks or ()))  # a chunk is read as a whole
-            check_unpacked(self.path, entries * dataset.dtype.itemsize, self.path.stat().st_size)
-            with np.errstate(over="ignore"):  # gives infinity, which is refused
-                rows: np.ndarray = dataset[: None if self.encoder is not None else REGIONS].astype(np.float32)
+        with self._dataset(key, name) as dataset, np.errstate(over="ignore"):  # gives infinity, which is refused
+            rows: np.ndarray = dataset[: None if self.encoder is not None else REGIONS].astype(np.float32)
         if found := mistake(rows):
             raise DataError(f"{self.path}: {key}{ENDING} of {cut(name)} {found}; compute it again")
         return rows
@@ -206,6 +203,8 @@ class FeatureFile:
                     f"{what} of {cut(name)} has {shape[1]} channels, but other images {self.channels}; compute all features "
                     "with the same model"
                 )
+            entries = max(dataset.size, math.prod(dataset.chunks or ()))  # a chunk is read as a whole
+            check_unpacked(self.path, entries * dataset.dtype.itemsize, self.path.stat().st_size)
             yield dataset
 
     def _opened(self) -> Any:

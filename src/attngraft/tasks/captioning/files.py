@@ -148,9 +148,10 @@ def read_caption_table(file: Path) -> list[Captioned]:
     found = dict[str, Captioned]()
     for row, (name, captions) in enumerate(zip(table.columns[name_column], table.columns[caption_column], strict=True)):
         where = table.line(row)
-        if not isinstance(name, str) or not name.strip() or "\0" in name:
-            raise DataError(f"{where}: {name_column} is {quoted(name)}, not the name of a file; correct it")
-        image = found.setdefault(name, Captioned(name=name, where=where))
+        try:
+            image = found.setdefault(_name(name), Captioned(name=name, where=where))
+        except ValueError as error:
+            raise DataError(f"{where}: {name_column}: {error}; correct it") from None
         if isinstance(captions, str) and _LIST.fullmatch(captions):
             raise DataError(
                 f"{where}: the captions of {cut(name)} are a list in one cell; write a row for each caption, or a .jsonl"

@@ -160,7 +160,9 @@ def _ids(file: Path, entries: Sequence[Mapping[str, Any]], key: str) -> list[int
     for place, entry in enumerate(entries):
         own = entry.get("id")
         if not _is_id(own):
-            raise DataError(f"{file}: {key}[{place}] has the id {quoted(own)}, which is no number; correct it")
+            raise DataError(
+                f"{file}: {key}[{place}] has the id {quoted(own)}, which is no number of at most 63 bits; correct it"
+            )
         if own in found:
             raise DataError(f"{file}: two {key} have the same id {quoted(own)}; change one")
         found[own] = None
@@ -173,4 +175,7 @@ def _other_type(value: Any) -> str:
 
 
 def _is_id(value: Any) -> TypeGuard[int | str]:
-    return isinstance(value, int | str) and not isinstance(value, bool)
+    """Return whether a value is an id; numbers are limited as in the run's facts."""
+    return isinstance(value, int | str) and not (
+        isinstance(value, bool) or (isinstance(value, int) and abs(value) >= 2**63)
+    )

@@ -57,6 +57,13 @@ def drawn(
     return picture
 
 
+def resized(mask: RunLengths, size: tuple[int, int]) -> RunLengths:
+    """Return a mask in another size (width, height), by the nearest pixels."""
+    values = Image.fromarray(mask_api().decode(dict(mask))).resize(size, Image.Resampling.NEAREST)
+    found: RunLengths = mask_api().encode(np.asfortranarray(values))
+    return found
+
+
 def _corners(box: Sequence[float]) -> tuple[float, float, float, float]:
     """Return corners in the order that Pillow requires."""
     left, top, right, bottom = box

@@ -107,7 +107,7 @@ def _names(content: Mapping[str, Any], file: Path) -> dict[int, str]:
     if not isinstance(named, dict) or not named:
         raise DataError(f"{file}: names is {quoted(listed)}; list the names of the classes: `names: [cat, dog]`")
     for key, name in named.items():
-        if type(key) is not int or key < 0 or isinstance(name, list | dict | None):
+        if type(key) is not int or not 0 <= key < 2**63 or isinstance(name, list | dict | None):
             raise DataError(f"{file}: names: {quoted(key)}: {quoted(name)} is not the number and the name of a class")
     if content.get("nc", len(named)) != len(named):
         raise DataError(f"{file}: nc is {quoted(content['nc'])}, but names has {len(named)} classes; correct it")
@@ -125,6 +125,9 @@ def _folders(root: Path, file: Path, name: str | None, notes: list[str]) -> dict
     """
     content, found = read_yaml(file), dict[str, tuple[Path, Path]]()
     images, labels = find_side(root, name, IMAGES), find_side(root, None, _LABELS)
+    path = str(content.get("path", "")).lstrip("./").rstrip("/")
+    if path and not f"{root}/".endswith(f"/{path}/"):
+        notes.append(f"{file}: path is {quoted(content['path'])}; used instead: the folder of this file, {root}.")
     for split, usual in SPLITS.items():
         one = other = None
         entry = next((content[each] for each in usual if content.get(each) is not None), None)

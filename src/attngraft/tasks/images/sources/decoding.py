@@ -77,6 +77,8 @@ def _decoded(stream: IO[bytes], *, where: str, values: bool) -> Image.Image:
         image = _opened(stream)
         if values and image.info.get("compression") in _LOSSY:
             raise ValueError(f"its compression, {image.info['compression']}, changes values; save masks as PNG")
+        if values and getattr(image, "n_frames", 1) > 1:
+            raise ValueError("it has several pages; save a mask with one page")
         tiles: Any = getattr(image, "tile", None)  # not typed
         stored = tiles[0].args if tiles else None
         scale = _SCALES.get(str(stored[0] if isinstance(stored, tuple) and stored else stored))
