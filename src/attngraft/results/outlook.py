@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from scipy.stats import theilslopes
 
 from attngraft.results import wording
 from attngraft.results.study import StudyResult, VariantResult
@@ -129,6 +128,8 @@ def late_gain(result: StudyResult) -> float | None:
     gain, last = mean[-1] - start, max(3, math.ceil(len(mean) / 3))
     if gain <= 0:
         return None
+    from scipy.stats import theilslopes  # slow to import
+
     slope, _, low, _ = theilslopes(mean[-last:], place[-last:], alpha=0.9)
     return float(slope * place[-1] / 3 / gain) if low > 0 else 0.0
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from attngraft.results.crossed import CONFIDENCE, Components, components_of_metric
 from attngraft.results.measured import ClosedForm, Statistic, mean_of_defined
@@ -216,7 +216,7 @@ def interval_of(means: np.ndarray, by_seed: np.ndarray, *, point: float | None =
     low, high = (float(value) for value in np.quantile(means, [tail, 1 - tail]))
     if seeds > 1:
         seed_variance = float(by_seed.var(ddof=1)) / seeds
-        student, normal = float(stats.t.isf(tail, seeds - 1)), float(stats.norm.isf(tail))
+        student, normal = -float(special.stdtrit(seeds - 1, tail)), -float(special.ndtri(tail))
         lacking = seed_variance * (student**2 - normal**2 * (seeds - 1) / seeds)
         low, high = (
             point - float(np.hypot(point - low, lacking**0.5)),
@@ -237,7 +237,7 @@ def t_interval(by_seed: Sequence[float] | np.ndarray) -> Interval | None:
         return None
     if _all_equal(values):
         return Interval(point=0.0, low=0.0, high=0.0) if not values.any() else None
-    half = float(stats.t.isf((1 - CONFIDENCE) / 2, count - 1) * values.std(ddof=1) / np.sqrt(count))
+    half = -float(special.stdtrit(count - 1, (1 - CONFIDENCE) / 2) * values.std(ddof=1) / np.sqrt(count))
     return Interval(point=mean, low=mean - half, high=mean + half)
 
 
@@ -250,7 +250,7 @@ def mcnemar(baseline: np.ndarray, variant: np.ndarray, *, seed: int) -> McNemar:
     only_variant = int(np.sum((variant > 0.5) & (baseline <= 0.5)))
     only_baseline = int(np.sum((baseline > 0.5) & (variant <= 0.5)))
     split = only_variant + only_baseline
-    p_value = float(stats.binomtest(only_variant, split, 0.5).pvalue) if split else 1.0
+    p_value = min(1.0, 2 * float(special.bdtr(min(only_variant, only_baseline), split, 0.5))) if split else 1.0
     return McNemar(seed=seed, only_variant=only_variant, only_baseline=only_baseline, p_value=p_value)
 
 

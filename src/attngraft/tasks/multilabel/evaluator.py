@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from scipy.stats import rankdata
 from torchmetrics.functional.classification import binary_average_precision
 
 from attngraft.results.measured import (
@@ -60,6 +59,8 @@ def image_average_precision(scores: np.ndarray, labels: np.ndarray) -> np.ndarra
     It is 1 for an image with no labels or with all of them, where every order is correct. The mean over images is the label
     ranking average precision (scikit-learn's `label_ranking_average_precision_score`).
     """
+    from scipy.stats import rankdata  # slow to import
+
     present = labels.astype(bool)
     among_all = rankdata(-scores.astype(np.float64), method="max", axis=1)
     among_present = rankdata(np.where(present, -scores.astype(np.float64), np.inf), method="max", axis=1)
