@@ -33,7 +33,7 @@ from tests.fuzzing.odd import Files, hiding, npy, parquet, zipped
 from tests.fuzzing.readers import READERS, Reader, bits, contents, put
 
 GIVEN = os.environ.get("ATTNGRAFT_FUZZ_SECONDS")  #: for all formats
-SECONDS = float(GIVEN) / len(READERS) if GIVEN else 2  #: for each format, half of it for each of two properties
+SECONDS = float(GIVEN) / len(READERS) if GIVEN else 5  #: for each format, half of it for each of two properties
 ROUND = 50
 LONGEST = 10  #: seconds for an example
 
