@@ -92,6 +92,26 @@ def test_runs_that_cannot_be_evaluated(tmp_path: Path) -> None:
         evaluate_run(tmp_path)
 
 
+def test_examples_that_moved_into_the_split_are_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    args = {"img_size": 8, "patch_size": 4, "depth": 1, "embed_dim": 24, "num_heads": 3, "in_chans": 1}
+    recipe = recipe_from_dict(
+        {
+            "host": {"name": "vit_tiny_patch16_224", "args": args},
+            "task": {"name": "classification", "data": {"source": "digits"}},
+            "schedule": {"epochs": 1, "warmup_epochs": 0},
+            "train": {"batch_size": 256},
+        }
+    )
+    train(recipe, tmp_path, progress=Silent())
+    evaluate_run(tmp_path)
+    assert not caplog.text
+    lines = (tmp_path / "split.csv").read_text()
+    (tmp_path / "split.csv").write_text(lines.replace(",val\n", ",train\n", 1))
+    with_new_checksums(tmp_path)
+    evaluate_run(tmp_path)
+    assert "its val split no longer has the examples" in caplog.text
+
+
 def test_a_split_that_the_data_of_a_task_do_not_name(tmp_path: Path) -> None:
     run = train_shapes(tmp_path / "run", "pointnet")
     assert evaluate_run(run, split="val").split == "val"

@@ -76,6 +76,14 @@ _OTHER = ["[]", "null", "3", '"x"', "[" * 5000, "1" * 5000, "\ufeff", "{} {}"]
         *((name, text) for name in ("data", "environment", "start", "teacher", "finished") for text in _OTHER),
         ("data", '{"model_args": 1}'),
         ("data", '{"model_args": {}, "facts": []}'),
+        ("data", '{"model_args": {}, "facts": {}, "cut": {"train.batch_size": [-8, 4]}}'),
+        ("data", '{"model_args": {}, "facts": {}, "cut": {"train.batch_size": [8, 5]}}'),
+        ("environment", '{"batch_norm_examples": [4]}'),
+        ("start", '{"metrics": {}}'),
+        ("start", '{"from": "w.pt", "sha256": ["0"]}'),
+        ("start", '{"from": "w.pt", "metrics": {"val/top1": [1, 2]}}'),
+        ("teacher", '{"name": "a", "from": "b"}'),
+        ("teacher", '{"name": "a", "from": "b", "sha256": ["0"]}'),
         ("finished", '{"judged": [1]}'),
         ("finished", '{"judged": {"weights": "last", "epoch": 1, "split": "val", "metrics": {"a": "1"}}}'),
         ("finished", '{"judged": {"weights": "last", "epoch": "1", "split": "val", "metrics": {"a": 1}}}'),
@@ -95,6 +103,27 @@ def test_rows_of_another_form_are_named(line: str, tmp_path: Path, caplog: pytes
     run.metrics.write_text('{"epoch": 1}\n' + line + "\n")
     read_run(tmp_path)
     assert f"{run.metrics}: cannot be read" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"epoch": 10**15, "seconds": 1}],
+        [{"epoch": 0, "seconds": 1}],
+        [{"epoch": -3, "seconds": 1}, {"epoch": 1, "seconds": 1}],
+        [{"epoch": 1, "seconds": 1}, {"epoch": 1, "seconds": 1}],
+        [{"epoch": 1, "step": 2, "seconds": 1}, {"epoch": 1, "step": 1, "seconds": 1}],
+        [{"epoch": 1, "seconds": math.nan}],
+        [{"epoch": 1, "seconds": -1}],
+    ],
+)
+def test_rows_that_no_run_of_the_recipe_has_are_named(rows: list[dict[str, float]], tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.write_recipe(toy_recipe())
+    run.write_metrics(rows)
+    run.write_finished({})
+    with pytest.raises(TrainingError, match=rf"{run.metrics}: cannot be read: .*restore"):
+        read_run(tmp_path)
 
 
 def test_only_what_has_saved_something_keeps_its_recipe(tmp_path: Path) -> None:

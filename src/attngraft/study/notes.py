@@ -53,9 +53,8 @@ def start_notes(config: StudyConfig, records: Records, metric: str) -> list[str]
         )
     before = []
     for name, by_seed in own.items():
-        values = [
-            run.start["metrics"][f"val/{metric}"] for run in each_fold(by_seed.values()) if "metrics" in run.start
-        ]
+        at_start = [run.start.get("metrics", {}) for run in each_fold(by_seed.values())]
+        values = [metrics[f"val/{metric}"] for metrics in at_start if f"val/{metric}" in metrics]
         if values:
             before.append(f"{fmean(values):.4g} ({name})")
     if before:

@@ -1,6 +1,7 @@
 """Evaluation of a model on a split in one or more processes, and evaluation of runs and other targets."""
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -26,7 +27,7 @@ from attngraft.results.measured import MeanScore
 from attngraft.results.records import RecordCollector, Records, RecordTable
 from attngraft.suggest import cut, shortened
 from attngraft.tasks.evaluator import Evaluator
-from attngraft.tasks.task import Batch, Evaluation, Predictions, Split, Task
+from attngraft.tasks.task import SPLIT_FILE, Batch, Evaluation, Predictions, Split, Task
 from attngraft.tensors import not_finite
 from attngraft.training.build import build_model, build_task
 from attngraft.training.checkpoint import load_detached, load_weights, other_model, read_checkpoint
@@ -37,6 +38,8 @@ from attngraft.training.run_folder import RunFolder, RunRecord, read_run
 from attngraft.training.setup import create_accelerator
 from attngraft.training.stopping import StoppedWaiting, StopSignal
 from attngraft.training.target import Target
+
+log = logging.getLogger(__name__)
 
 Weights = Literal["last", "best", "ema", "best-ema"]
 
@@ -315,6 +318,12 @@ def open_split(target: Target, *, data: str | None, split: str | None) -> Opened
         found = task.load(model_data_config=target.host_input())
     _check_model_args(target, found.model_args)
     _check_facts(task, target, found.facts, where=data or "the data")
+    digest = {"val": "split_digest", "test": "test_digest"}.get(own or "")
+    if digest in target.facts and target.facts[digest] != found.facts.get(digest):
+        log.warning(
+            "%s: its %s split no longer has the examples on which the run was evaluated; the data or %s were changed",
+            *(target.name, own, SPLIT_FILE),
+        )
     if data is not None and split is None and found.whole is not None:
         return OpenedSplit(task=task, split=found.whole(), part="all", facts={**found.facts, **target.facts})
     part = own or ("val" if split is not None or found.test is None else "test")

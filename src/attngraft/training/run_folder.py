@@ -18,9 +18,11 @@ evaluation/         results of suites (attngraft eval --suite)
 
 import json
 import logging
+import math
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,18 +34,19 @@ from attngraft.checksums import Checksums, WrongChecksumError, read_with_checksu
 from attngraft.errors import ConfigError, FolderError, TrainingError
 from attngraft.files import write_atomically
 from attngraft.results.records import RecordTable, write_records
-from attngraft.strict import FieldError, OpenSection, read
+from attngraft.strict import FieldError, OpenSection, convert, read
 from attngraft.tasks.task import FITTED_FOLDER, SPLIT_FILE, Predictions, load_task
 from attngraft.training.paths import with_reachable_paths, with_same_spelling
 from attngraft.training.recipe import (
     CHOSEN_BY_MEMORY,
     HARMLESS,
     Recipe,
+    ScheduleConfig,
     recipe_from_dict,
     recipe_to_dict,
     recipe_to_yaml,
 )
-from attngraft.training.sizes import Cut, with_cut
+from attngraft.training.sizes import Cut, sizes, with_cut
 from attngraft.yaml_config import differing_fields, read_yaml
 
 log = logging.getLogger(__name__)
@@ -385,12 +388,12 @@ def read_run(folder: Path | str) -> RunRecord:
     return RunRecord(
         folder=run.path,
         recipe=with_reachable_paths(recipe, data.get("paths", {})),
-        environment=read_json(run.environment) if run.environment.is_file() else {},
+        environment=_read_facts(run.environment, **_ENVIRONMENT),
         model_args=data["model_args"],
         facts=data["facts"],
-        start=read_json(run.start) if run.start.is_file() else {},
-        teacher=read_json(run.teacher) if run.teacher.is_file() else {},
-        epochs=_read_rows(run.metrics, finished=finished) if run.metrics.is_file() else [],
+        start=_read_facts(run.start, "from", **_WEIGHTS),
+        teacher=_read_facts(run.teacher, "name", "from", "sha256", **_WEIGHTS),
+        epochs=_read_rows(run.metrics, recipe.schedule, finished=finished) if run.metrics.is_file() else [],
         finished=finished,
         predictions=run.predictions if run.predictions.is_file() else None,
         judged=evaluation,
@@ -440,7 +443,7 @@ def _judged(values: Any) -> Judged:
         ConfigError: a field is missing or of another type.
     """
     metrics = values.get("metrics") if isinstance(values, dict) else None
-    if not isinstance(metrics, dict) or not all(map(is_number, metrics.values())):
+    if not _are_numbers(metrics):
         raise ConfigError("judged.metrics: expected numbers by name")
     return replace(read(Judged, {**values, "metrics": {}}, where="judged"), metrics=metrics)
 
@@ -463,8 +466,8 @@ class _Data(OpenSection):
     cut: Cut = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if any(len(pair) != 2 for pair in self.cut.values()):
-            raise FieldError("cut", "must have two sizes for each name")
+        if any(len(pair) != 2 or min(filter(None, pair), default=1) < 1 for pair in self.cut.values()):
+            raise FieldError("cut", "must have two sizes of at least 1 for each name")
 
 
 def _check_data(run: RunFolder, data: Mapping[str, Any], recipe: Recipe) -> None:
@@ -474,7 +477,9 @@ def _check_data(run: RunFolder, data: Mapping[str, Any], recipe: Recipe) -> None
         FolderError: a field is missing or has a wrong value.
     """
     try:
-        read(_Data, data, where="data")
+        for name, (_, after) in read(_Data, data, where="data").cut.items():
+            if name not in CHOSEN_BY_MEMORY and sizes(recipe).get(name) != after:
+                raise FieldError(f"cut.{name}", "is not the size in recipe.yaml")
         if data["facts"]:
             facts = read(load_task(recipe.task["name"]).facts_class, data["facts"], where="facts")
             facts.check_model_args(data["model_args"])
@@ -497,11 +502,40 @@ def read_json(path: Path) -> dict[str, Any]:
         raise TrainingError(f"{path}: cannot be read: {error}; restore a good copy, or repeat the run") from None
 
 
-def _read_rows(path: Path, *, finished: bool) -> list[Metrics]:
+#: types of the fields that are read of environment.json, and of start.json and teacher.json
+_ENVIRONMENT = {"batch_norm_examples": int, "resumed": list, "chosen_by_memory": list, "packages": dict}
+_WEIGHTS = {"name": str, "from": str, "file": str, "sha256": str, "metrics": dict}
+
+
+def _read_facts(path: Path, *required: str, **types: type) -> dict[str, Any]:
+    """Return the object in a JSON file, or an empty one if there is no file.
+
+    Raises:
+        TrainingError: a field is missing, or not of its type.
+    """
+    if not path.is_file():
+        return {}
+    facts = read_json(path)
+    try:
+        for name, kind in types.items():
+            if name in facts or name in required:
+                convert(facts.get(name), kind, name)
+        if not _are_numbers(facts.get("metrics", {})):
+            raise ConfigError("metrics: expected numbers by name")
+    except ConfigError as error:
+        raise TrainingError(f"{path}: {error}; restore a good copy, or repeat the run") from None
+    return facts
+
+
+def _read_rows(path: Path, schedule: ScheduleConfig, *, finished: bool) -> list[Metrics]:
     try:
         rows = [opening.parse_json(line) for line in opening.read_text(path).splitlines()]
         if not all(map(_is_row, rows)):
             raise ValueError("a line is not an object of numbers with epoch and seconds")
+        places = [(row["epoch"], row.get("step", 0)) for row in rows]
+        first, last = (0, 0) if not schedule.trains else (1, schedule.epochs if schedule.steps is None else math.inf)
+        if not all(first <= epoch <= last for epoch, _ in places) or any(a >= b for a, b in pairwise(places)):
+            raise ValueError("its epochs are not those of the recipe, in order")
         if finished and not rows:
             raise ValueError("it is empty")
         return rows
@@ -517,9 +551,12 @@ def is_number(value: Any) -> bool:
     return isinstance(value, float) or (isinstance(value, int) and value.bit_length() < 1024)
 
 
+def _are_numbers(values: Any) -> bool:
+    return isinstance(values, dict) and all(map(is_number, values.values()))
+
+
 def _is_row(row: Any) -> bool:
-    numbers = isinstance(row, dict) and all(map(is_number, row.values()))
-    return numbers and isinstance(row.get("epoch"), int) and "seconds" in row
+    return _are_numbers(row) and isinstance(row.get("epoch"), int) and 0 <= row.get("seconds", -1) < math.inf
 
 
 def write_json(path: Path, value: Any) -> None:
