@@ -116,6 +116,16 @@ def convert(value: Any, hint: Any, where: str) -> Any:
     return _scalar(value, hint, where)
 
 
+def is_number(value: Any) -> bool:
+    """Return whether a value from JSON is a number, also NaN, and no integer that is too large for a float."""
+    return isinstance(value, float) or (isinstance(value, int) and value.bit_length() < 1024)
+
+
+def are_numbers(values: Any) -> bool:
+    """Return whether a value from JSON is an object of numbers, such as metrics, of which some may be NaN."""
+    return isinstance(values, dict) and all(map(is_number, values.values()))
+
+
 def _scalar(value: Any, hint: type, where: str) -> Any:
     if hint is float:
         if isinstance(value, str) and _EXPONENT.fullmatch(value.strip()):

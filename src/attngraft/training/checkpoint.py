@@ -34,10 +34,11 @@ from attngraft.attention import detached_state, load_detached_state, sites_with_
 from attngraft.errors import TrainingError
 from attngraft.files import atomic_file, write_atomically
 from attngraft.opening import check_regular, open_zip, parse_json
+from attngraft.strict import are_numbers, is_number
 from attngraft.suggest import cut, first_line, shortened
 from attngraft.tensors import kind_of, not_finite, other_kinds, unshared
 from attngraft.training.freezing import FreezingSchedule
-from attngraft.training.run_folder import Metrics, RunFolder, is_number
+from attngraft.training.run_folder import Metrics, RunFolder
 
 FORMAT = 1
 #: entries of a checkpoint; an evaluation needs only the first two
@@ -328,18 +329,14 @@ def _wrong_entry(content: Any) -> str:
 
 
 def _are_sums(sums: list[Any]) -> bool:
-    return bool(sums) and all(_are_numbers(each) and each.keys() == sums[0].keys() for each in sums)
+    return bool(sums) and all(are_numbers(each) and each.keys() == sums[0].keys() for each in sums)
 
 
 def _are_counters(counters: Mapping[str, Any]) -> bool:
     if counters.keys() != _COUNTERS or not isinstance(counters["rows"], list):
         return False
     known = all(is_number(counters[name]) and counters[name] >= 0 for name in ("epoch", "step", "seconds"))
-    return known and all(map(_are_numbers, [*counters["rows"], counters["best"]]))
-
-
-def _are_numbers(values: Any) -> bool:
-    return isinstance(values, dict) and all(map(is_number, values.values()))
+    return known and all(map(are_numbers, [*counters["rows"], counters["best"]]))
 
 
 def save_weights(path: Path, weights: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:

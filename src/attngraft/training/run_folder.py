@@ -34,7 +34,7 @@ from attngraft.checksums import Checksums, WrongChecksumError, read_with_checksu
 from attngraft.errors import ConfigError, FolderError, TrainingError
 from attngraft.files import write_atomically
 from attngraft.results.records import RecordTable, write_records
-from attngraft.strict import FieldError, OpenSection, convert, read
+from attngraft.strict import FieldError, OpenSection, are_numbers, convert, read
 from attngraft.tasks.task import FITTED_FOLDER, SPLIT_FILE, Predictions, load_task
 from attngraft.training.paths import with_reachable_paths, with_same_spelling
 from attngraft.training.recipe import (
@@ -443,7 +443,7 @@ def _judged(values: Any) -> Judged:
         ConfigError: a field is missing or of another type.
     """
     metrics = values.get("metrics") if isinstance(values, dict) else None
-    if not _are_numbers(metrics):
+    if not are_numbers(metrics):
         raise ConfigError("judged.metrics: expected numbers by name")
     return replace(read(Judged, {**values, "metrics": {}}, where="judged"), metrics=metrics)
 
@@ -520,7 +520,7 @@ def _read_facts(path: Path, *required: str, **types: type) -> dict[str, Any]:
         for name, kind in types.items():
             if name in facts or name in required:
                 convert(facts.get(name), kind, name)
-        if not _are_numbers(facts.get("metrics", {})):
+        if not are_numbers(facts.get("metrics", {})):
             raise ConfigError("metrics: expected numbers by name")
     except ConfigError as error:
         raise TrainingError(f"{path}: {error}; restore a good copy, or repeat the run") from None
@@ -546,17 +546,8 @@ def _read_rows(path: Path, schedule: ScheduleConfig, *, finished: bool) -> list[
         return []
 
 
-def is_number(value: Any) -> bool:
-    """Return whether a value from JSON is a number, and no integer that is too large for a float."""
-    return isinstance(value, float) or (isinstance(value, int) and value.bit_length() < 1024)
-
-
-def _are_numbers(values: Any) -> bool:
-    return isinstance(values, dict) and all(map(is_number, values.values()))
-
-
 def _is_row(row: Any) -> bool:
-    return _are_numbers(row) and isinstance(row.get("epoch"), int) and 0 <= row.get("seconds", -1) < math.inf
+    return are_numbers(row) and isinstance(row.get("epoch"), int) and 0 <= row.get("seconds", -1) < math.inf
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -16,7 +16,7 @@ from scipy import stats
 
 from attngraft.errors import AttngraftError, ConfigError, DataError, TrainingError, UsageError
 from attngraft.evaluation.suites import SuiteRun, SuitesFailed, evaluate_suites, parse_suites
-from attngraft.evaluation.suites.cache import read_columns
+from attngraft.evaluation.suites.cache import KEY, read_columns
 from attngraft.evaluation.suites.progress import SuiteProgress
 from attngraft.evaluation.suites.result import read_suite_run
 from attngraft.study.verify import verify
@@ -222,6 +222,8 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_call_goes_on(tmp_path: Path) -> 
 
 
 def test_other_weights_data_or_damage_are_evaluated_anew(tmp_path: Path) -> None:
+    from pyarrow import parquet
+
     run = run_with_images(tmp_path / "run")
     under(run, "occlusion")
     path = run / "evaluation" / "last" / "occlusion" / "center.parquet"
@@ -229,6 +231,13 @@ def test_other_weights_data_or_damage_are_evaluated_anew(tmp_path: Path) -> None
     path.write_bytes(first[:100])
     under(run, "occlusion")
     assert path.read_bytes() == first
+    for name, value in {"metrics": {"top1": "1"}, "examples": [8], "said": [3]}.items():
+        table = parquet.read_table(path)
+        metadata = json.loads(table.schema.metadata[KEY]) | {name: value}
+        parquet.write_table(table.replace_schema_metadata({KEY: json.dumps(metadata)}), path)
+        (path.parent / "checksums.json").unlink()
+        under(run, "occlusion")
+        assert path.read_bytes() == first
     checkpoint = torch.load(run / "checkpoints" / "last.pt", weights_only=True)
     checkpoint["model"]["head.bias"][0] += 100
     torch.save(checkpoint, run / "checkpoints" / "last.pt")

@@ -19,6 +19,7 @@ from attngraft.checksums import Checksums, folder_checksums, write_checksums
 from attngraft.errors import ConfigError, TrainingError, UsageError
 from attngraft.files import atomic_file
 from attngraft.opening import parse_json
+from attngraft.strict import are_numbers, read
 from attngraft.tasks.task import Evaluation
 
 # pyarrow is an optional dependency, imported in the functions that need it
@@ -106,10 +107,12 @@ def read_cached(path: Path, *, fingerprint: Fingerprint | None = None) -> Cached
     written = metadata.pop("fingerprint")
     if fingerprint is not None and written != json.loads(json.dumps(fingerprint)):
         return None
+    metrics = metadata.pop("metrics", None)
     try:
-        return CachedPredictions(**metadata)
-    except TypeError:
+        cached = read(CachedPredictions, {**metadata, "metrics": {}}, where=str(path))
+    except ConfigError:
         return None
+    return dataclasses.replace(cached, metrics=metrics) if are_numbers(metrics) else None
 
 
 def read_fingerprint(path: Path) -> Fingerprint | None:
