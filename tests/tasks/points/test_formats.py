@@ -233,6 +233,13 @@ def test_an_off_file_without_faces_has_its_vertices(tmp_path: Path) -> None:
     assert same(read_cloud(tmp_path / "a.off"), cube_vertices())
 
 
+def test_empty_lines_and_comments_may_end_an_off_file(tmp_path: Path) -> None:
+    (tmp_path / "a.off").write_text(CUBE)
+    expected = read_cloud(tmp_path / "a.off")[0]
+    (tmp_path / "a.off").write_text(f"{CUBE}\n \r\n# the end\n\n")
+    assert (read_cloud(tmp_path / "a.off")[0] == expected).all()
+
+
 def test_triangles_are_read_like_the_same_polygons(tmp_path: Path) -> None:
     plain = "OFF\n4 2 0\n0 0 0\n1 0 0\n1 1 0\n0 1 0\n3 0 1 2\n3 0 2 3\n"
     found = []
@@ -261,6 +268,7 @@ def test_triangles_are_read_like_the_same_polygons(tmp_path: Path) -> None:
         ("3 1 6 5", "three 1 6 5", "line 20: the number of corners is 'three'"),
         ("3 1 6 5", "3 1.5 6 5", "line 20: the number of a vertex is '1.5'"),
         ("3 1 6 5", "0", "line 20: a face of 0 corners"),
+        ("8 8 0", "8 2 0", "line 14: is more than the header declares; correct the header, or remove the line"),
     ],
 )
 def test_off_files_that_cannot_be_read(tmp_path: Path, old: str, new: str, message: str) -> None:

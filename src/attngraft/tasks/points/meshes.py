@@ -158,6 +158,7 @@ def read_off(data: bytes, path: Path, samples: int) -> Raw:
     corners = lines.take(vertices, "vertices")
     points = finite(corners.values(range(3)), corners.place)
     triangles = text_triangles(lines.take(faces, "faces"), vertices)
+    lines.check_end()
     return sample_surface(points, triangles, samples, path) if len(triangles) else (points, None, None)
 
 
