@@ -347,6 +347,9 @@ def test_a_ply_that_is_cut_off(tmp_path: Path, kind: str) -> None:
         (b"3 0 1 2", b"2 0", "line 14: a face of 2 corners names 1 vertices"),
         (b"1.0 0.0 0.0", b"1.0 inf 0.0", "line 12: 1, inf, 0 has a number that is not finite"),
         (b"1.0 0.0 0.0", b"1.0 zero 0.0", "line 12: .*not a number"),
+        (b"1.0 0.0 0.0", b"1.0 0.0 0.0 0.0", "line 12: has 4 columns, expected 3; correct this line"),
+        (b"1.0 0.0 0.0", b"1.0 0.0", "line 12: has 2 columns, expected 3; correct this line"),
+        (b"double z", b"double z\nproperty double w", "line 12: has 3 columns, expected 4; correct this line"),
         (b"property list uchar int vertex_indices\n", b"", "or an element without properties"),
         (b"property double x", b"property double x\nproperty double x", "has two columns 'x'; rename or remove one"),
         (b"element face 1", b"element vertex 1", "the header declares 'vertex' twice"),
@@ -395,8 +398,12 @@ def test_a_pcd_with_more_fields(tmp_path: Path) -> None:
     (tmp_path / "a.pcd").write_bytes(head.format("binary").encode() + rows.tobytes())
     expected = np.array([[1, 3, 5], [2, 4, 6]])
     assert same(read_cloud(tmp_path / "a.pcd"), expected)
-    (tmp_path / "a.pcd").write_text(head.format("ascii") + "nan 1 0 0 0 3 5\nnan 2 0 0 0 4 6\n")
+    text = head.format("ascii") + "nan 1 0 0 0 3 5\nnan 2 0 0 0 4 6\n"
+    (tmp_path / "a.pcd").write_text(text)
     assert same(read_cloud(tmp_path / "a.pcd"), expected)
+    (tmp_path / "a.pcd").write_text(text.replace("nan 2", "nan 9 2"))
+    with pytest.raises(DataError, match="line 8: has 8 columns, expected 7; correct this line"):
+        read_cloud(tmp_path / "a.pcd")
 
 
 @pytest.mark.parametrize("kind", ["ascii", "binary"])

@@ -251,7 +251,7 @@ def read_ply(data: bytes, path: Path, samples: int) -> Raw:
         if not order:
             block = lines.take(element.count, element.name)
             if element is vertex:
-                values, place = block.values(roles), block.place
+                values, place = block.values(roles, width=len(vertex.properties)), block.place
             elif element.name == "face" and corners is not None:
                 if any(lengths[:corners]):
                     raise DataError(f"{path}: the faces have another list before {_CORNERS[0]}; save them without it")
