@@ -313,6 +313,33 @@ def test_points_of_a_ply_mesh(tmp_path: Path, kind: str, order: str | None) -> N
     assert same(read_cloud(write_ply(path, labeled, kind=kind, faces=cube_faces(order))), labeled)
 
 
+@pytest.mark.parametrize("kind", ["ascii", "binary_little_endian"])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(b"face 1", b"tristrips 1"), (b"face 1", b"faces 1"), (b"vertex_indices", b"vertex_indexes")],
+)
+def test_lists_that_are_no_faces_are_refused(tmp_path: Path, kind: str, old: bytes, new: bytes) -> None:
+    row = b"3 0 1 2\n" if kind == "ascii" else struct.pack("<B3i", 3, 0, 1, 2)
+    corners = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0]])
+    for name in (b"vertex_indices", b"vertex_index"):
+        faces = TRIANGLE.replace(b"vertex_indices", name) + row
+        assert read_cloud(write_ply(tmp_path / "a.ply", corners, kind=kind, faces=faces))[0].shape == (2048, 3)
+    path = write_ply(tmp_path / "a.ply", corners, kind=kind, faces=TRIANGLE.replace(old, new) + row)
+    with pytest.raises(DataError, match="a.ply: the lists of '(tristrips|faces?)' are not read, .*; convert the mesh"):
+        read_cloud(path)
+    empty = TRIANGLE.replace(old, new).replace(b" 1\n", b" 0\n")
+    assert same(read_cloud(write_ply(path, corners, kind=kind, faces=empty)), corners)
+
+
+@pytest.mark.parametrize("kind", ["ascii", "binary_little_endian"])
+def test_other_elements_of_a_ply_are_ignored(tmp_path: Path, kind: str) -> None:
+    other = b"element edge 1\nproperty int vertex1\nproperty int vertex2\n"
+    other += b"element material 1\nproperty list uchar float color\nend_header\n"
+    other += b"0 1\n2 0.5 1\n" if kind == "ascii" else struct.pack("<2iB2f", 0, 1, 2, 0.5, 1)
+    values = drawn(3)
+    assert same(read_cloud(write_ply(tmp_path / "a.ply", values, kind=kind, faces=other)), values)
+
+
 @pytest.mark.parametrize("kind", ["binary_little_endian", "binary_big_endian"])
 def test_a_ply_that_is_cut_off(tmp_path: Path, kind: str) -> None:
     path = write_ply(tmp_path / "a.ply", cube_vertices(), kind=kind, faces=cube_faces(">" if "big" in kind else "<"))
