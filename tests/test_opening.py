@@ -1,5 +1,6 @@
 """Files that users hand in are regular, of limited size, and never block."""
 
+import io
 import json
 import os
 import re
@@ -9,11 +10,15 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from attngraft.opening import (
+    DAMAGE,
     UnsuitableFile,
+    array_of,
     check_regular,
+    open_npz,
     open_regular,
     open_zip,
     parse_json,
@@ -116,6 +121,51 @@ def test_two_members_of_one_name_are_refused(tmp_path: Path) -> None:
             archive.writestr("x.npy", "2")
     with pytest.raises(UnsuitableFile, match="^has two members of the same name$"):
         open_zip(tmp_path / "a.npz")
+
+
+def npy(array: np.ndarray) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
+
+
+def test_an_array_ends_where_its_file_does(tmp_path: Path) -> None:
+    content = npy(np.arange(6.0).reshape(2, 3))
+    assert array_of(content).shape == (2, 3)
+    for damaged, message in (
+        (content + npy(np.ones(2)), r"declares \(2, 3\), but has 144 bytes more; save it again"),
+        (content[:-8], r"declares \(2, 3\), but is too short for it; the file is incomplete: save it again"),
+    ):
+        with pytest.raises(ValueError, match=f"^{message}$"):
+            array_of(damaged)
+        with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+            archive.writestr("x.npy", content)
+            archive.writestr("y.npy", damaged)
+        with pytest.raises(ValueError, match=f"^y.npy {message}$"), open_npz(tmp_path / "a.npz"):
+            pass
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_no_flipped_bit_of_an_npz_changes_an_array(tmp_path: Path, save: Callable[..., None]) -> None:
+    path, arrays = (
+        tmp_path / "a.npz",
+        {"x": np.arange(36.0).reshape(6, 6), "empty": np.zeros((0, 3)), "one": np.ones(())},
+    )
+    save(path, **arrays)
+    content = path.read_bytes()
+    for bit in range(0, 8 * len(content), 3):
+        damaged = bytearray(content)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        try:
+            with open_npz(path) as file:
+                found = dict(file)
+        except DAMAGE:
+            continue
+        assert found.keys() == arrays.keys()
+        for name, array in arrays.items():
+            assert found[name].dtype == array.dtype
+            np.testing.assert_array_equal(found[name], array, strict=True)
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:

@@ -221,48 +221,63 @@ def open_npz(path: Path | str) -> Iterator["np.lib.npyio.NpzFile"]:
             yield found
 
 
-def array_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, "np.dtype[Any]"]:
+def array_header(file: IO[bytes], *, size: int | None = None) -> tuple[tuple[int, ...], bool, "np.dtype[Any]"]:
     """Return shape, Fortran order and type of an array in the format .npy, of which only the header is read.
 
+    Args:
+        file: the array.
+        size: bytes of the file, which an array that is not of objects must fill; None: not checked.
+
     Raises:
-        DAMAGE: the header cannot be read.
+        DAMAGE: the header cannot be read, or the array does not end where the file does.
     """
     import numpy as np
 
     version = np.lib.format.read_magic(file)
-    if version not in ((1, 0), (2, 0)):
+    if version not in ((1, 0), (2, 0), (3, 0)):  # 3.0 has names of columns in UTF-8
         raise ValueError(f"version {version[0]}.{version[1]}")
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    return read(file)
+    shape, fortran, dtype = read(file)
+    if size is not None and not dtype.hasobject:
+        left = size - file.tell() - math.prod(shape) * dtype.itemsize
+        if left < 0:
+            raise ValueError(f"declares {shape}, but is too short for it; the file is incomplete: save it again")
+        if left > 0:  # another array, or a damaged header
+            raise ValueError(f"declares {shape}, but has {left:,} bytes more; save it again")
+    return shape, fortran, dtype
 
 
 def array_of(data: bytes) -> "np.ndarray":
     """Return the array in the content of an .npy file.
 
     Raises:
-        DAMAGE: it cannot be read, such as an array of objects, or one that is larger than the content.
+        DAMAGE: it cannot be read, such as an array of objects, or one that is larger or smaller than the content.
     """
     import numpy as np
 
     file = io.BytesIO(data)
-    shape, fortran, dtype = array_header(file)
-    count, start = math.prod(shape), file.tell()
+    shape, fortran, dtype = array_header(file, size=len(data))
     if dtype.hasobject or min(shape, default=0) < 0:
         raise ValueError(f"is {dtype} {shape}")
-    if count * dtype.itemsize > len(data) - start:
-        raise ValueError(f"declares {shape}, but is too short for it; the file is incomplete: save it again")
-    return np.frombuffer(data, dtype=dtype, count=count, offset=start).reshape(shape, order="F" if fortran else "C")
+    values = np.frombuffer(data, dtype=dtype, count=math.prod(shape), offset=file.tell())
+    return values.reshape(shape, order="F" if fortran else "C")
 
 
 def _check_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
-    """Check that a member has the name in the list of members, and is an array; numpy returns others as bytes."""
+    """Check that a member has the name in the list of members, and is an array as long as the member.
+
+    Numpy returns others as bytes, and does not read on behind an array, to where `zipfile` checks the CRC.
+    """
     with archive.open(member) as file:
         try:
-            start = file.read(6)
+            if file.read(6) != b"\x93NUMPY":
+                raise ValueError("is not an array")
+            file.seek(0)
+            array_header(file, size=member.file_size)
+        except ValueError as error:
+            raise ValueError(f"{member.filename} {error}") from None
         except DAMAGE:  # raised again on access
             return
-    if start != b"\x93NUMPY":
-        raise ValueError(f"{member.filename} is not an array")
 
 
 def read_blocks(path: Path | str) -> Iterator[bytes]:

@@ -52,7 +52,7 @@ FACTS: dict[str, dict[str, Any]] = {
     "text_classification": {**LABELS, "input": TEXTS},
     "translation": {
         "sizes": {"train": 9, "val": 3},
-        "input": {"tokenizer": "af12"},
+        "input": {"tokenizer": "af12", "vocab_size": 100},
         "unigram": {"loss": {"train": 1.0, "val": 2}, "accuracy": {"train": 0.1, "val": 0.2}, "sentence": "a b"},
     },
 }
@@ -78,7 +78,15 @@ REQUIRED = {
     "detection": ["classes", "category_ids", "objects", "objects.train", "canvas"],
     "segmentation": ["classes", "colors", "pixels", "pixels.train"],
     "text_classification": ["classes", "counts", *(f"input.{name}" for name in TEXTS)],
-    "translation": ["sizes", "input", "input.tokenizer", "unigram", "unigram.loss.val", "unigram.sentence"],
+    "translation": [
+        "sizes",
+        "input",
+        "input.tokenizer",
+        "input.vocab_size",
+        "unigram",
+        "unigram.loss.val",
+        "unigram.sentence",
+    ],
 }
 OTHER_TYPES = {str: 3, bool: "3", int: "3", float: "3", list: "a,b", dict: [1], type(None): "3"}
 

@@ -240,6 +240,21 @@ def test_files_that_are_not_used_are_noted(tmp_path: Path) -> None:
     )
 
 
+def test_files_of_flickr_that_are_not_used_are_noted(tmp_path: Path) -> None:
+    pictures.write_flickr(tmp_path)
+    expected = opened(tmp_path)
+    assert expected.notes == ()
+    for name in ("Flickr8k.lemma.token.txt", "other/Flickr8k.token.txt", "more.trainImages.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("8.png#0\tA square .\n")
+    found = opened(tmp_path)
+    assert found.train.names == expected.train.names
+    assert found.notes == (
+        "Not used: Flickr8k.lemma.token.txt, other/Flickr8k.token.txt; used: Flickr8k.token.txt.",
+        "Not used: more.trainImages.txt; used: Flickr_8k.trainImages.txt.",
+    )
+
+
 def test_the_splits_of_karpathy_alone_cannot_be_replaced(tmp_path: Path) -> None:
     pictures.write_karpathy(tmp_path)
     with pytest.raises(DataError, match=r"its captions are in a file of Karpathy, .*; remove val_fraction"):

@@ -233,6 +233,13 @@ def test_an_off_file_without_faces_has_its_vertices(tmp_path: Path) -> None:
     assert same(read_cloud(tmp_path / "a.off"), cube_vertices())
 
 
+def test_empty_lines_and_comments_may_end_an_off_file(tmp_path: Path) -> None:
+    (tmp_path / "a.off").write_text(CUBE)
+    expected = read_cloud(tmp_path / "a.off")[0]
+    (tmp_path / "a.off").write_text(f"{CUBE}\n \r\n# the end\n\n")
+    assert (read_cloud(tmp_path / "a.off")[0] == expected).all()
+
+
 def test_triangles_are_read_like_the_same_polygons(tmp_path: Path) -> None:
     plain = "OFF\n4 2 0\n0 0 0\n1 0 0\n1 1 0\n0 1 0\n3 0 1 2\n3 0 2 3\n"
     found = []
@@ -261,6 +268,7 @@ def test_triangles_are_read_like_the_same_polygons(tmp_path: Path) -> None:
         ("3 1 6 5", "three 1 6 5", "line 20: the number of corners is 'three'"),
         ("3 1 6 5", "3 1.5 6 5", "line 20: the number of a vertex is '1.5'"),
         ("3 1 6 5", "0", "line 20: a face of 0 corners"),
+        ("8 8 0", "8 2 0", "line 14: is more than the header declares; correct the header, or remove the line"),
     ],
 )
 def test_off_files_that_cannot_be_read(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -305,6 +313,33 @@ def test_points_of_a_ply_mesh(tmp_path: Path, kind: str, order: str | None) -> N
     assert same(read_cloud(write_ply(path, labeled, kind=kind, faces=cube_faces(order))), labeled)
 
 
+@pytest.mark.parametrize("kind", ["ascii", "binary_little_endian"])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(b"face 1", b"tristrips 1"), (b"face 1", b"faces 1"), (b"vertex_indices", b"vertex_indexes")],
+)
+def test_lists_that_are_no_faces_are_refused(tmp_path: Path, kind: str, old: bytes, new: bytes) -> None:
+    row = b"3 0 1 2\n" if kind == "ascii" else struct.pack("<B3i", 3, 0, 1, 2)
+    corners = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0]])
+    for name in (b"vertex_indices", b"vertex_index"):
+        faces = TRIANGLE.replace(b"vertex_indices", name) + row
+        assert read_cloud(write_ply(tmp_path / "a.ply", corners, kind=kind, faces=faces))[0].shape == (2048, 3)
+    path = write_ply(tmp_path / "a.ply", corners, kind=kind, faces=TRIANGLE.replace(old, new) + row)
+    with pytest.raises(DataError, match="a.ply: the lists of '(tristrips|faces?)' are not read, .*; convert the mesh"):
+        read_cloud(path)
+    empty = TRIANGLE.replace(old, new).replace(b" 1\n", b" 0\n")
+    assert same(read_cloud(write_ply(path, corners, kind=kind, faces=empty)), corners)
+
+
+@pytest.mark.parametrize("kind", ["ascii", "binary_little_endian"])
+def test_other_elements_of_a_ply_are_ignored(tmp_path: Path, kind: str) -> None:
+    other = b"element edge 1\nproperty int vertex1\nproperty int vertex2\n"
+    other += b"element material 1\nproperty list uchar float color\nend_header\n"
+    other += b"0 1\n2 0.5 1\n" if kind == "ascii" else struct.pack("<2iB2f", 0, 1, 2, 0.5, 1)
+    values = drawn(3)
+    assert same(read_cloud(write_ply(tmp_path / "a.ply", values, kind=kind, faces=other)), values)
+
+
 @pytest.mark.parametrize("kind", ["binary_little_endian", "binary_big_endian"])
 def test_a_ply_that_is_cut_off(tmp_path: Path, kind: str) -> None:
     path = write_ply(tmp_path / "a.ply", cube_vertices(), kind=kind, faces=cube_faces(">" if "big" in kind else "<"))
@@ -339,6 +374,9 @@ def test_a_ply_that_is_cut_off(tmp_path: Path, kind: str) -> None:
         (b"3 0 1 2", b"2 0", "line 14: a face of 2 corners names 1 vertices"),
         (b"1.0 0.0 0.0", b"1.0 inf 0.0", "line 12: 1, inf, 0 has a number that is not finite"),
         (b"1.0 0.0 0.0", b"1.0 zero 0.0", "line 12: .*not a number"),
+        (b"1.0 0.0 0.0", b"1.0 0.0 0.0 0.0", "line 12: has 4 columns, expected 3; correct this line"),
+        (b"1.0 0.0 0.0", b"1.0 0.0", "line 12: has 2 columns, expected 3; correct this line"),
+        (b"double z", b"double z\nproperty double w", "line 12: has 3 columns, expected 4; correct this line"),
         (b"property list uchar int vertex_indices\n", b"", "or an element without properties"),
         (b"property double x", b"property double x\nproperty double x", "has two columns 'x'; rename or remove one"),
         (b"element face 1", b"element vertex 1", "the header declares 'vertex' twice"),
@@ -387,8 +425,12 @@ def test_a_pcd_with_more_fields(tmp_path: Path) -> None:
     (tmp_path / "a.pcd").write_bytes(head.format("binary").encode() + rows.tobytes())
     expected = np.array([[1, 3, 5], [2, 4, 6]])
     assert same(read_cloud(tmp_path / "a.pcd"), expected)
-    (tmp_path / "a.pcd").write_text(head.format("ascii") + "nan 1 0 0 0 3 5\nnan 2 0 0 0 4 6\n")
+    text = head.format("ascii") + "nan 1 0 0 0 3 5\nnan 2 0 0 0 4 6\n"
+    (tmp_path / "a.pcd").write_text(text)
     assert same(read_cloud(tmp_path / "a.pcd"), expected)
+    (tmp_path / "a.pcd").write_text(text.replace("nan 2", "nan 9 2"))
+    with pytest.raises(DataError, match="line 8: has 8 columns, expected 7; correct this line"):
+        read_cloud(tmp_path / "a.pcd")
 
 
 @pytest.mark.parametrize("kind", ["ascii", "binary"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +49,7 @@ def test_files_are_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     pack(load_clouds(folder))
 
 
-@pytest.mark.parametrize("damage", ["changed", "cut", "removed"])
+@pytest.mark.parametrize("damage", ["changed", "cut", "removed", "nan", "columns", "text", "ranges"])
 def test_changed_files_and_damaged_caches_are_read_again(folder: Path, tmp_path: Path, damage: str) -> None:
     pack(load_clouds(folder))
     if damage == "changed":
@@ -58,6 +59,12 @@ def test_changed_files_and_damaged_caches_are_read_again(folder: Path, tmp_path:
             kept.write_bytes(kept.read_bytes()[:-100])
         elif damage == "removed":
             kept.unlink()
+        elif damage == "ranges":
+            np.savez(kept.with_suffix(".npz"), ranges=np.zeros((12, 2)))
+        elif damage != "changed":
+            values = np.load(kept)
+            np.save(kept, {"nan": values * np.nan, "columns": values[:, :2], "text": values.astype("S8")}[damage])
+            os.utime(kept, (0, 0))  # writing again within milliseconds may keep the time
     expected = np.load(folder / "train" / "a" / "0.npy")[:, :3].astype(np.float32)
     np.testing.assert_array_equal(pack(load_clouds(folder))["train"].cloud(0).points, expected)
 

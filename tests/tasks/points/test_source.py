@@ -311,6 +311,30 @@ def test_hdf5_of_shapenetpart(tmp_path: Path) -> None:
         load_clouds(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "splits"),
+    [
+        ("training_objectdataset_augmentedrot_scale75", ["train"]),  # ScanObjectNN
+        ("test_objectdataset", ["test"]),
+        ("ply_data_val0", ["val"]),  # ShapeNetPart
+        ("Points-Valid", ["val"]),
+        ("constrained_test0", ["test"]),
+        ("constrained0", []),
+        ("latest0", []),
+        ("train_of_test", ["train", "test"]),
+    ],
+)
+def test_words_of_a_name_tell_the_split_of_hdf5(tmp_path: Path, name: str, splits: list[str]) -> None:
+    hdf5(tmp_path / "a_train.h5")
+    hdf5(tmp_path / f"{name}.h5")
+    if len(splits) == 1:
+        expected = {"train": 6} if splits == ["train"] else {"train": 3, splits[0]: 3}
+        assert {split: len(clouds) for split, clouds in load_clouds(tmp_path).splits.items()} == expected
+    else:
+        with pytest.raises(DataError, match=f"{name}.h5: the name (tells no split|contains train and test); rename it"):
+            load_clouds(tmp_path)
+
+
 def test_hdf5_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "ply_data_train0.h5"
     assert len(load_clouds(hdf5(path)).splits["train"]) == 3

@@ -22,7 +22,7 @@ from attngraft.targets.judged import HostOptions, open_target
 from attngraft.targets.texts import open_text_handle
 from attngraft.tasks.text import TextClassification
 from attngraft.tasks.text.lengths import call_model, takes_padding
-from attngraft.tasks.text.tokenizer import FILE
+from attngraft.tasks.text.tokenizer import FILE, read_tokenizer
 from attngraft.training.build import build_model, build_task, model_data_config
 from attngraft.training.evaluate import evaluate_run, evaluate_target
 from attngraft.training.loop import train
@@ -106,6 +106,16 @@ def test_a_run_keeps_its_tokenizer(trained: Path, tmp_path: Path) -> None:
     with_new_checksums(other)
     with pytest.raises(DataError, match=r"fitted/tokenizer\.json in its folder\) is missing or was changed"):
         open_model(str(other))
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first] + 500
+    (other / "fitted" / FILE).write_text(json.dumps(content))
+    digest = read_tokenizer(other / "fitted" / FILE).digest  # of a token without an embedding
+    known = (other / "data.json").read_text()
+    (other / "data.json").write_text(known.replace(read_tokenizer(trained / "fitted" / FILE).digest, digest))
+    with_new_checksums(other)
+    with pytest.raises(DataError, match=r"fitted/tokenizer\.json in its folder\) is missing or was changed"):
+        open_model(str(other))
+    (other / "data.json").write_text(known)
+    with_new_checksums(other)
     (other / "fitted" / FILE).unlink()
     with pytest.raises(DataError, match=r"fitted/tokenizer\.json in its folder\) is missing"):
         evaluate_run(other, data=str(more))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,15 @@ def test_the_tokenizer_of_a_run_is_kept(tmp_path: Path) -> None:
         file.unlink()
     with pytest.raises(AttngraftError, match=changed):
         evaluate_run(tmp_path / "run", data=str(other))
+
+
+def test_a_tokenizer_has_no_more_tokens_than_the_model(tmp_path: Path) -> None:
+    loaded = Loaded(recipe(tmp_path))
+    known = loaded.data.facts["input"]
+    for missing in (0, 1):
+        facts = {**loaded.data.facts, "input": {**known, "vocab_size": known["vocab_size"] - missing}}
+        with pytest.raises(AttngraftError, match="or was changed; restore its files") if missing else nullcontext():
+            loaded.task.codec(facts, model_data_config={})
 
 
 def test_words_are_compared_without_case(tmp_path: Path) -> None:

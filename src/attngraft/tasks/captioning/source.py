@@ -142,9 +142,10 @@ def _read(path: Path) -> tuple[Parts, str, list[str]]:
         notes = _unread(path, list(of_splits.values()))
         return {split: read_caption_table(file) for split, file in of_splits.items()}, origin, notes
     tokens = [file for file in sorted(path.rglob("*.token*")) if file.name.endswith((".token", ".token.txt"))]
-    tokens = sorted(tokens, key=lambda file: "lemma" in file.name)[:1]
+    tokens = sorted(tokens, key=lambda file: "lemma" in file.name)
     if tokens:
-        return _read_flickr(tokens[0])
+        found, origin, notes = _read_flickr(tokens[0])
+        return found, origin, _unused(path, tokens, tokens[:1]) + notes
     if any(path.glob("dataset_*.json")):
         return {}, origin, []
     raise DataError(f"{path}: no captions in this folder; {_GIVE}")
@@ -153,8 +154,14 @@ def _read(path: Path) -> tuple[Parts, str, list[str]]:
 def _unread(path: Path, used: Sequence[Path]) -> list[str]:
     """Return a note on the files of captions in a folder that are not used."""
     files = [file for folder in (path / "annotations", path) for file in sorted(folder.glob("captions*"))]
-    names = [file.name for file in files if file.suffix.lower() in (".json", *KINDS) and file not in used]
-    return [f"Not used: {shortened(names, _LISTED)}; used: {', '.join(file.name for file in used)}."] if names else []
+    return _unused(path, [file for file in files if file.suffix.lower() in (".json", *KINDS)], used)
+
+
+def _unused(folder: Path, files: Sequence[Path], used: Sequence[Path]) -> list[str]:
+    """Return a note on the files that are not used."""
+    left = sorted(str(file.relative_to(folder)) for file in {*files} - {*used})
+    names = [str(file.relative_to(folder)) for file in used]
+    return [f"Not used: {shortened(left, _LISTED)}; used: {', '.join(names)}."] if left else []
 
 
 def _of_splits(found: Mapping[str, T]) -> dict[str, T]:
@@ -164,9 +171,11 @@ def _of_splits(found: Mapping[str, T]) -> dict[str, T]:
 def _read_flickr(file: Path) -> tuple[Parts, str, list[str]]:
     """Read a token file and the lists of the splits beside it, `*trainImages.txt`, `*devImages.txt`, `*testImages.txt`."""
     images = {image.name: image for image in read_flickr(file)}
-    parts, listed = Parts(), set[str]()
+    parts, listed, notes = Parts(), set[str](), list[str]()
     for split, word in {"train": "train", "val": "dev", "test": "test"}.items():
-        for each in sorted(file.parent.glob(f"*{word}Images.txt"))[:1]:
+        lists = sorted(file.parent.glob(f"*{word}Images.txt"))
+        notes += _unused(file.parent, lists, lists[:1])
+        for each in lists[:1]:
             parts[split] = []
             for name, where in read_names(each).items():
                 if name not in images:
@@ -178,9 +187,8 @@ def _read_flickr(file: Path) -> tuple[Parts, str, list[str]]:
     if not parts:
         return {"train": list(images.values())}, "the images", []
     left = len(images) - len(listed)
-    notes = (
-        [f"{left} image{' is' if left == 1 else 's are'} in no list of {file.parent}, and not used."] if left else []
-    )
+    if left:
+        notes.append(f"{left} image{' is' if left == 1 else 's are'} in no list of {file.parent}, and not used.")
     return parts, "the lists of the data", notes
 
 

@@ -140,7 +140,8 @@ def _pcd(data: bytes, path: Path) -> Raw:
         rest = Lines(data[end.end() :], path, first=len(rows) + 1)
         lines = rest.take(count, "points")
         rest.check_end()
-        return cloud_columns(lines.values([sum(counts[:index]) for index in roles]), lines.place)
+        chosen = [sum(counts[:index]) for index in roles]
+        return cloud_columns(lines.values(chosen, width=sum(counts)), lines.place)
     codes = [
         f"{kind}{size}".lower() for kind, size in zip(fields.get("TYPE", []), fields.get("SIZE", []), strict=False)
     ]

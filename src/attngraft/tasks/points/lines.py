@@ -90,23 +90,42 @@ class Lines:
                 f"{self.place(0)}: is more than the header declares; correct the header, or remove the line"
             )
 
-    def values(self, columns: Sequence[int] | None = None, *, delimiter: str | None = None) -> np.ndarray:
+    def values(
+        self, columns: Sequence[int] | None = None, *, width: int | None = None, delimiter: str | None = None
+    ) -> np.ndarray:
         """Return the numbers of the lines, (N, columns) float64.
 
         Args:
             columns: indices of the columns; None: all, as many in each line as in the first.
+            width: number of all columns of a line; None: a line may have more than `columns`.
             delimiter: between columns; None: blanks.
 
         Raises:
-            DataError: an entry is not a number, or a line has too few columns; names the line.
+            DataError: an entry is not a number, or a line has another number of columns; names the line.
         """
         if not self.texts:
             return np.zeros((0, 0 if columns is None else len(columns)))
+        if columns is None:
+            width = len(self.texts[0].split(delimiter))
         try:
-            return parsed(self.texts, columns, delimiter)
+            values = parsed(self.texts, columns, delimiter)
         except ValueError:
-            pass
-        index, end = 0, len(self.texts)  # the first mistake is at or after `index`, and before `end`
+            index = self._mistake(columns, delimiter)
+        else:
+            if columns is None or width is None:
+                return values
+            others = (i for i, text in enumerate(self.texts) if len(text.split(delimiter)) != width)
+            if (index := next(others, -1)) < 0:
+                return values
+        text, place = self.texts[index], self.place(index)
+        count, least = len(text.split(delimiter)), max(columns or [0]) + 1
+        if count != width if width is not None else count < least:
+            raise DataError(f"{place}: has {count} columns, expected {width or least}; correct this line")
+        raise DataError(f"{place}: {quoted(text)} has an entry that is not a number; correct or remove this line")
+
+    def _mistake(self, columns: Sequence[int] | None, delimiter: str | None) -> int:
+        """Return the index of the first line that cannot be parsed."""
+        index, end = 0, len(self.texts)  # the mistake is at or after `index`, and before `end`
         while end - index > 1:
             middle = (index + end) // 2
             try:
@@ -115,9 +134,4 @@ class Lines:
                 end = middle
             else:
                 index = middle
-        text, place = self.texts[index], self.place(index)
-        expected = max(columns) + 1 if columns is not None else len(self.texts[0].split(delimiter))
-        count = len(text.split(delimiter))
-        if count < expected or (columns is None and count != expected):
-            raise DataError(f"{place}: has {count} columns, expected {expected}; correct this line")
-        raise DataError(f"{place}: {quoted(text)} has an entry that is not a number; correct or remove this line")
+        return index

@@ -158,6 +158,7 @@ def read_off(data: bytes, path: Path, samples: int) -> Raw:
     corners = lines.take(vertices, "vertices")
     points = finite(corners.values(range(3)), corners.place)
     triangles = text_triangles(lines.take(faces, "faces"), vertices)
+    lines.check_end()
     return sample_surface(points, triangles, samples, path) if len(triangles) else (points, None, None)
 
 
@@ -244,20 +245,25 @@ def read_ply(data: bytes, path: Path, samples: int) -> Raw:
     lines, at = Lines(b"" if order else data[end.end() :], path, first=len(header) + 1), end.end()
     for element in elements:
         lengths = [length for _, _, length in element.properties]
-        corners = next(
-            (i for i, (name, _, length) in enumerate(element.properties) if name in _CORNERS and length), None
-        )
+        names = [name if length and element.name == "face" else "" for name, _, length in element.properties]
+        corners = next((i for i, name in enumerate(names) if name in _CORNERS), None)
+        whole_lists = any(length and kind[0] in "iu" for _, kind, length in element.properties)
+        if element.count and whole_lists and corners is None:  # such as strips of triangles
+            raise DataError(
+                f"{path}: the lists of {quoted(element.name)} are not read, because faces are {_CORNERS[0]} of the element "
+                "face; convert the mesh to triangles, or remove these lists to use the vertices"
+            )
         if not order:
             block = lines.take(element.count, element.name)
             if element is vertex:
-                values, place = block.values(roles), block.place
-            elif element.name == "face" and corners is not None:
+                values, place = block.values(roles, width=len(vertex.properties)), block.place
+            elif corners is not None:
                 if any(lengths[:corners]):
                     raise DataError(f"{path}: the faces have another list before {_CORNERS[0]}; save them without it")
                 triangles = text_triangles(block, vertex.count, skip=corners)
         elif any(lengths):
             faces, at = _binary_lists(data, at, order, element, corners, path)
-            if element.name == "face":
+            if corners is not None:
                 triangles = fan(faces, vertex.count, path)
         else:
             sizes, row = [int(kind[1]) for _, kind, _ in element.properties], element.smallest()

@@ -18,6 +18,7 @@ from attngraft.cache import cache_folder, keep_arrays, load_arrays
 from attngraft.counting import counted
 from attngraft.errors import DataError, StorageError
 from attngraft.files import atomic_file
+from attngraft.tasks.images.sources.base import file_stamp
 from attngraft.tasks.points.clouds import Cloud
 from attngraft.tasks.points.source import Clouds, CloudSource
 
@@ -134,19 +135,21 @@ def _read(splits: list[Clouds]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _kept(folder: Path, name: str) -> tuple[np.ndarray | None, np.ndarray | None]:
-    ranges = load_arrays(folder / f"{name}.npz").get("ranges")
+    kept, file = load_arrays(folder / f"{name}.npz"), folder / f"{name}.npy"
     with suppress(OSError, ValueError, EOFError):
-        values = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-        if ranges is not None and ranges.ndim == 2 and values.ndim == 2 and len(values) == ranges.max(initial=0):
-            return values, ranges
+        if "ranges" in kept and "stamp" in kept and kept["stamp"].tolist() == [*(file_stamp(file) or ())]:
+            return np.load(file, mmap_mode="r", allow_pickle=False), kept["ranges"]
     return None, None
 
 
 def _keep(folder: Path, name: str, values: np.ndarray, ranges: np.ndarray) -> None:
+    path = folder / f"{name}.npy"
     try:
-        with atomic_file(folder / f"{name}.npy") as file:
+        with atomic_file(path) as file:
             np.save(file, values)
     except StorageError as error:
         log.debug("not cached: %s", error)
-    else:
-        keep_arrays(folder / f"{name}.npz", {"ranges": ranges})
+    else:  # size and time tell whether the clouds are these ones, as a checksum of gigabytes would take seconds
+        keep_arrays(
+            folder / f"{name}.npz", {"ranges": ranges, "stamp": np.array(file_stamp(path) or (), dtype=np.int64)}
+        )

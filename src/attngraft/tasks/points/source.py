@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -428,15 +429,17 @@ def _hdf5(root: Path, files: Sequence[Path]) -> _Found:
         raise ConfigError(f"{files[0]}: requires h5py; run pip install 'attngraft[points]'") from None
     rows = dict[str, list[tuple[Arrays, np.ndarray]]]()
     for path in files:
-        split = next((name for name in SPLITS if name in path.stem.lower()), "train" if len(files) == 1 else None)
-        if split is None:
-            raise DataError(f"{path}: the name tells no split; rename it so that it contains train, val or test")
+        words = {*re.split(r"[\W\d_]+", path.stem.lower())}  # train of ply_data_train0, but not of constrained
+        found = [split for split, usual in SPLITS.items() if words & {*usual}] or ["train"] * (len(files) == 1)
+        if len(found) != 1:
+            what = "contains " + " and ".join(found) if found else "tells no split"
+            raise DataError(f"{path}: the name {what}; rename it so that it contains train, val or test as a word")
         with _reading(path), open_regular(path) as opened, h5py.File(opened, "r") as file:
             data = {name: _dataset(file, name, path) for name in ("data", "label", "normal", "pid") if name in {*file}}
         if not {"data", "label"} <= {*data}:
             raise DataError(f"{path}: has no data and label (found: {', '.join(data) or 'neither'}); download it again")
         arrays = Arrays(where=f"{path}: data", points=data["data"], normals=data.get("normal"), parts=data.get("pid"))
-        rows.setdefault(split, []).append((arrays, data["label"]))
+        rows.setdefault(found[0], []).append((arrays, data["label"]))
     lists = [root / name for name in ("shape_names.txt", "all_object_categories.txt") if (root / name).exists()]
     return _from_arrays(rows, [line.split("\t")[0] for _, line in _listed(lists[0])] if lists else None)
 

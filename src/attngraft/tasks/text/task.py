@@ -197,7 +197,8 @@ class TextClassification(LabelTask):
 
     def serving(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> Serving:
         known = facts["input"]
-        if self._tokenizer is not None and self._tokenizer.digest != known["tokenizer"]:
+        given = self._tokenizer
+        if given is not None and (given.digest != known["tokenizer"] or given.vocab_size > known["vocab_size"]):
             raise DataError(_TOKENIZER)
         return Serving(
             kind="text",

@@ -133,14 +133,21 @@ def pad(ids: Sequence[np.ndarray], *, value: int) -> dict[str, Tensor]:
     return {"input_ids": tokens, "attention_mask": mask}
 
 
-def read_tokenizer(path: Path) -> Tokenizer:
+def read_tokenizer(path: Path, *, vocab_size: int | None = None) -> Tokenizer:
     """Read a tokenizer.json that `Tokenizer.save` wrote.
 
+    Args:
+        path: the file.
+        vocab_size: largest id + 1 of the model's tokens; None: unknown.
+
     Raises:
-        DataError: the file is missing or damaged.
+        DataError: the file is missing or damaged, or has more tokens.
     """
     try:
-        return Tokenizer(read_text(path))
+        found = Tokenizer(read_text(path))
+        if vocab_size is not None and found.vocab_size > vocab_size:
+            raise ValueError(f"it has {found.vocab_size:,} tokens, but the model has {vocab_size:,}")
+        return found
     except ConfigError:
         raise
     except BaseException as error:  # the package raises plain exceptions

@@ -41,6 +41,7 @@ class TokenFacts(InputFacts):
     """Facts about the tokens of both languages."""
 
     tokenizer: str
+    vocab_size: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +229,8 @@ class Translation(ConfiguredTask):
 
     def codec(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> TranslationCodec:
         self._positions = model_data_config.get("max_length")
-        if self._tokenizer is None or self._tokenizer.digest != facts["input"]["tokenizer"]:
+        known, given = facts["input"], self._tokenizer
+        if given is None or given.digest != known["tokenizer"] or given.vocab_size > known["vocab_size"]:
             raise DataError(_TOKENIZER)
         return self._codec()
 

@@ -160,6 +160,11 @@ def test_arrays_of_unknown_names_are_refused(tmp_path: Path) -> None:
     (tmp_path / "npy" / "y.npy").write_bytes(b"no array")
     with pytest.raises(DataError, match=r"y\.npy: cannot be read as \.npy .*write it with numpy\.save, without"):
         _open(tmp_path / "npy")
+    with (tmp_path / "npy" / "y.npy").open("wb") as file:
+        np.save(file, LABELS)
+        np.save(file, LABELS)
+    with pytest.raises(DataError, match=r"y\.npy: cannot be read as \.npy \(declares .* bytes more; save it again\)"):
+        _open(tmp_path / "npy")
     with pytest.raises(DataError, match=r"x\.npy: give its folder, .*npy, with images and labels in x\.npy and y\.npy"):
         _open(tmp_path / "npy" / "x.npy")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from attngraft.errors import DataError
-from attngraft.opening import DAMAGE, open_regular
+from attngraft.opening import DAMAGE, array_header, open_regular
 from attngraft.opening import open_npz as open_npz_file
 from attngraft.suggest import first_line, quoted, repeated
 from attngraft.tasks.images.config import DataConfig
@@ -166,6 +166,8 @@ def _load(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
             for name in names:
                 file = path / f"{name}.npy"
                 with open_regular(file) as opened:
+                    array_header(opened, size=file.stat().st_size)
+                    opened.seek(0)
                     arrays[name] = np.lib.format.read_array(opened, allow_pickle=False)
             return arrays
         with open_npz_file(path) as archive:
