@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +146,25 @@ def test_the_output_is_found_by_its_name(tmp_path: Path, names: list[str]) -> No
     assert forward(torch.tensor([[-1.0, 2.0]])).tolist() == [[1.0, 2.0]]
     with pytest.raises(ExportError, match=r"a\.onnx: onnxruntime cannot run it \(.*dimension"):
         forward(torch.ones(3, 2))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda model: model.graph.ClearField("output"), "has 0 outputs"),
+        (lambda model: model.graph.initializer.add(name="image", data_type=1, dims=[1], raw_data=bytes(4)), "0 inputs"),
+        (lambda model: model.metadata_props.add(key="attngraft", value="QQQQ"), "onnxruntime cannot read it .*utf-8"),
+    ],
+)
+def test_programs_of_another_form_are_refused(tmp_path: Path, change: Callable[..., None], message: str) -> None:
+    onnx = pytest.importorskip("onnx", reason="needs the extra export")
+    pytest.importorskip("onnxruntime", reason="needs the extra export")
+    values = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in ("image", "logits")]
+    made = onnx.helper.make_graph(
+        [onnx.helper.make_node("Neg", ["image"], ["logits"])], "graph", values[:1], values[1:]
+    )
+    model = onnx.helper.make_model(made, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    change(model)
+    (tmp_path / "a.onnx").write_bytes(model.SerializeToString().replace(b"QQQQ", b"\xff\xfe\xfd\xfc"))
+    with pytest.raises(ExportError, match=rf"a\.onnx: .*{message}"):
+        open_onnx(tmp_path / "a.onnx")

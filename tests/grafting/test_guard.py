@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import threading
 from collections import OrderedDict
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 import attngraft
 from attngraft.attention import Geometry, HookPoint, Unused
@@ -378,3 +380,26 @@ def test_grafts_of_inference_mode_can_be_trained() -> None:
         attngraft.graft(model, "vertical")
     model(IMAGES).sum().backward()
     assert not any(parameter.is_inference() for parameter in model.parameters())
+
+
+class Halved(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight / 2
+
+
+def test_modules_parametrized_since_keep_working() -> None:
+    model = nn.TransformerEncoderLayer(24, 3, 48, 0, batch_first=True).eval()
+    inputs, plain = torch.randn(2, 5, 24), copy.deepcopy(model)
+    parametrize.register_parametrization(plain.self_attn, "in_proj_weight", Halved())
+    attngraft.graft(model, "horizontal(identity=true)")
+    parametrize.register_parametrization(model.self_attn, "in_proj_weight", Halved())
+    torch.testing.assert_close(model(inputs), plain(inputs))
+    with pytest.raises(attngraft.HostError, match="parametrized after grafting; call"):
+        attngraft.ungraft(model)
+    torch.testing.assert_close(model(inputs), plain(inputs))
+    parametrize.remove_parametrizations(model.self_attn, "in_proj_weight", leave_parametrized=False)
+    attngraft.ungraft(model)
+    assert type(model.self_attn) is nn.MultiheadAttention
+    with attngraft.record(model, {"weights"}):
+        parametrize.register_parametrization(model.self_attn, "in_proj_weight", Halved())
+    torch.testing.assert_close(model(inputs), plain(inputs))

@@ -375,3 +375,11 @@ def test_values_beyond_the_hosts_precision_are_refused(file: Path) -> None:
     rewrite(file, None, lambda t: t.update({SCALE: torch.full((24,), 1e6)}))
     with pytest.raises(attngraft.GraftFileError, match=rf"{SCALE} has values that are not finite in torch.float16"):
         attngraft.load_grafts(tiny_vit().half(), file, check_fingerprint=False)
+
+
+def test_precision_is_that_of_the_grafted_module(file: Path) -> None:
+    rewrite(file, None, lambda t: t.update({SCALE: torch.full((24,), 1e6)}))
+    model = tiny_vit()
+    model.blocks.half()
+    with pytest.raises(attngraft.GraftFileError, match=rf"{SCALE} has values that are not finite in torch.float16"):
+        attngraft.load_grafts(model, file, check_fingerprint=False)

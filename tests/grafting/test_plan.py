@@ -168,3 +168,12 @@ def test_a_report_in_a_notebook() -> None:
     assert table.count("<tr>") == 1 + len(report.entries)
     assert "cb_s @ " in table
     assert "start as the identity" in table or "Not the identity" in table
+
+
+def test_outputs_that_are_not_finite_are_no_change() -> None:
+    model = tiny_vit()
+    with pytest.raises(attngraft.HostError, match="outputs with the grafts are not finite"):
+        attngraft.plan(model, "cb_s(init=1e38)", measure=True)
+    torch.nn.init.constant_(model.head.bias, torch.nan)
+    with pytest.raises(attngraft.HostError, match="outputs without any graft are not finite"):
+        attngraft.plan(model, "cb_s", measure=True)

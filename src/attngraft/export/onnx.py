@@ -154,10 +154,13 @@ def open_onnx(path: Path) -> tuple[Forward, str | None]:
         check_regular(path)
         _refuse_unbounded(path)
         session: Any = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        inputs, outputs = ([each.name for each in found] for found in (session.get_inputs(), session.get_outputs()))
+        entry = session.get_modelmeta().custom_metadata_map.get(ENTRY)
     except Exception as error:  # onnxruntime raises a separate class per status code
         raise ExportError(f"{path}: onnxruntime cannot read it ({_reason(error)}); export the model again") from None
-    name, outputs = session.get_inputs()[0].name, [output.name for output in session.get_outputs()]
-    if len(outputs) > 1 and OUTPUT not in outputs:
+    if len(inputs) != 1:
+        raise ExportError(f"{path}: has {len(inputs)} inputs, expected one; export the model again")
+    if len(outputs) != 1 and OUTPUT not in outputs:
         raise ExportError(
             f"{path}: has {len(outputs)} outputs, none of which is called {OUTPUT}; export the model again"
         )
@@ -165,11 +168,11 @@ def open_onnx(path: Path) -> tuple[Forward, str | None]:
 
     def forward(images: Tensor) -> Tensor:
         try:
-            return torch.from_numpy(session.run([output], {name: images.contiguous().numpy()})[0])
+            return torch.from_numpy(session.run([output], {inputs[0]: images.contiguous().numpy()})[0])
         except Exception as error:  # as above
             raise ExportError(f"{path}: onnxruntime cannot run it ({_reason(error)}); export the model again") from None
 
-    return forward, session.get_modelmeta().custom_metadata_map.get(ENTRY)
+    return forward, entry
 
 
 def _refuse_unbounded(path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from attngraft.attention import Graft, GraftedModule, all_modules, plain_class
 from attngraft.errors import GraftSpecError, HostError, check_types
@@ -79,11 +80,16 @@ def install(host: Host, placements: list[Placement]) -> list[Graft]:
 
 def _build_like(module: nn.Module, core: nn.Module, placement: Placement) -> Graft:
     """Build a graft with the device, dtype and training mode of the host's module."""
-    parameters = itertools.chain(module.parameters(), core.parameters())
-    like = next((each for each in parameters if each.is_floating_point()), torch.empty(0))
+    like = model_tensor(module, core)
     with meta_device() if like.device.type == "meta" else torch.device("cpu"):  # whatever device the caller has set
         graft = build(placement)
     return graft.to(device=like.device, dtype=like.dtype).train(module.training)
+
+
+def model_tensor(module: nn.Module, core: nn.Module) -> Tensor:
+    """Return a tensor with the device and dtype of the grafts in `module` of the host `core`."""
+    parameters = itertools.chain(module.parameters(), core.parameters())
+    return next((each for each in parameters if each.is_floating_point()), torch.empty(0))
 
 
 def patch(module: nn.Module, adapter: HostAdapter | None = None) -> Any:
@@ -109,7 +115,12 @@ def patch(module: nn.Module, adapter: HostAdapter | None = None) -> Any:
 
 
 def restore(module: Any) -> None:
-    """Switch a module whose grafts were all removed back to the host's class."""
+    """Switch a module whose grafts were all removed back to the host's class, unless it was parametrized since.
+
+    Parametrizing a module switches it to a class of its own, derived from the patched one.
+    """
+    if parametrize.is_parametrized(module):
+        return
     module.__class__ = plain_class(module)
     del module.grafts
 
@@ -154,12 +165,16 @@ def ungraft(model: nn.Module, names: str | Iterable[str] | None = None) -> list[
         ArgumentError: an argument has a wrong type.
         UsageError: another thread is recording the model.
         GraftSpecError: the model has no graft of one of these names; nothing was removed.
-        HostError: a module's `grafts` were deleted, a graft was folded into the host's weights, or it replaces modules whose
-            original weights are not available (an exported folder does not contain them); nothing was removed.
+        HostError: a module's `grafts` were deleted, or it was parametrized since; a graft was folded into the host's
+            weights, or it replaces modules whose original weights are not available (an exported folder does not contain
+            them); nothing was removed.
     """
     check_module(model)
     check_types(names=(names, str, Iterable, None))
-    wanted = None if names is None else {names} if isinstance(names, str) else set(names)
+    listed = [names] if isinstance(names, str) else [*(names or ())]
+    for name in listed:
+        check_types(names=(name, str))
+    wanted = None if names is None else {*listed}
     with surgery(model):
         present = list(grafted(model))
         known = {name for _, _, name, _ in present}
@@ -178,6 +193,11 @@ def ungraft(model: nn.Module, names: str | Iterable[str] | None = None) -> list[
 
 
 def _check_undo(path: str, module: Any, graft: Graft) -> None:
+    if parametrize.is_parametrized(module):
+        raise HostError(
+            f"{path} cannot be removed: its module was parametrized after grafting; call "
+            "torch.nn.utils.parametrize.remove_parametrizations first"
+        )
     if graft.folded:
         raise HostError(
             f"{path} cannot be removed: this model was folded for inference, and {graft.folded}. Load the model that was "

@@ -31,7 +31,7 @@ from attngraft._version import __version__
 from attngraft.attention import Graft, HookPoint, is_graft, with_originals
 from attngraft.errors import ConfigError, GraftFileError, GraftSpecError, check_types
 from attngraft.files import write_atomically
-from attngraft.grafting.apply import grafted, install
+from attngraft.grafting.apply import grafted, install, model_tensor
 from attngraft.grafting.cost import describe, space_site
 from attngraft.grafting.guard import exclusive, refuse_live_wrapper, surgery
 from attngraft.grafting.placement import Placement, build, conflict_at, repeated_grafts
@@ -423,7 +423,11 @@ def _check_tensors(
         with meta_device():
             state = build(placement).state_dict()
         prefix = _tensor_prefix(host, placement.target, placement.instance)
-        expected.update((prefix + name, tensor) for name, tensor in state.items())
+        dtype = model_tensor(host.module(placement.target), host.core).dtype
+        expected.update(
+            (prefix + name, tensor.to(dtype) if tensor.is_floating_point() else tensor)
+            for name, tensor in state.items()
+        )
     _check_shapes(file, included, {name: tensor for name, tensor in tensors.items() if name.startswith(_HOST)})
     stored = {name: tensor for name, tensor in tensors.items() if not name.startswith(_HOST)}
     shapes = {name: tensor.shape for name, tensor in expected.items()}
@@ -431,8 +435,6 @@ def _check_tensors(
         raise GraftFileError(
             f"{file} does not match its own manifest: it {shortened(problems, 1)}; save the grafts again"
         )
-    floats = (each.dtype for each in host.core.parameters() if each.is_floating_point())
-    of_grafts = next(floats, torch.float32)
     for name, tensor in tensors.items():
         wanted = (included if name.startswith(_HOST) else expected)[name]
         if kind_of(tensor) != kind_of(wanted):
@@ -440,10 +442,9 @@ def _check_tensors(
                 f"{file}: {name} is of type {kind_of(tensor)}, but the model's of type {kind_of(wanted)}; save the grafts "
                 "again"
             )
-        used = wanted.dtype if name.startswith(_HOST) else of_grafts
-        if tensor.is_floating_point() and not tensor.to(used).float().isfinite().all():
+        if tensor.is_floating_point() and not tensor.to(wanted.dtype).float().isfinite().all():
             raise GraftFileError(
-                f"{file}: {name} has values that are not finite in {used} (the training diverged, or the file is "
+                f"{file}: {name} has values that are not finite in {wanted.dtype} (the training diverged, or the file is "
                 "damaged); use an earlier file, or save the grafts again"
             )
         if name.endswith("running_var") and bool((tensor < 0).any()):

@@ -108,7 +108,13 @@ def _load(folder: Path, manifest: Manifest) -> nn.Module:
     for _, site in sites_with_detached(model):
         site.whole = False  # the folder lacks the weights that grafts replace
     _mark_folded(model, manifest)
-    return model.to(dtype=getattr(torch, manifest.dtype)).eval()
+    model = model.to(dtype=getattr(torch, manifest.dtype)).eval()
+    if bad := not_finite(model.state_dict()):  # a file may have values that are finite in its own type only
+        raise ExportError(
+            f"{folder / WEIGHTS}: weights are not finite in {manifest.dtype} ({shortened(bad, _SHOWN)}); export another "
+            "model"
+        )
+    return model
 
 
 def open_task(manifest: Manifest, folder: Path) -> Task:
@@ -167,8 +173,6 @@ def _load_weights(model: nn.Module, file: Path) -> None:
             f"{file} does not fit the manifest's host: it {shortened(problems, _SHOWN)}; export the model again, or install "
             "the versions in the manifest"
         )
-    if bad := not_finite(weights):
-        raise ExportError(f"{file}: weights are not finite ({shortened(bad, _SHOWN)}); export another model")
     model.load_state_dict(weights, strict=False)  # the grafts' weights are already loaded
 
 

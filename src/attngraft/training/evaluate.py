@@ -318,7 +318,7 @@ def open_split(target: Target, *, data: str | None, split: str | None) -> Opened
         found = task.load(model_data_config=target.host_input())
     _check_model_args(target, found.model_args)
     _check_facts(task, target, found.facts, where=data or "the data")
-    digest = {"val": "split_digest", "test": "test_digest"}.get(own or "")
+    digest = {"val": "split_digest", "test": "test_digest"}.get(own or "", "")
     if digest in target.facts and target.facts[digest] != found.facts.get(digest):
         log.warning(
             "%s: its %s split no longer has the examples on which the run was evaluated; the data or %s were changed",
