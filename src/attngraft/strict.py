@@ -7,7 +7,7 @@ import sys
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, TypeGuard, TypeVar, Union, get_args, get_origin
 
 from attngraft.errors import ConfigError
 from attngraft.suggest import MOST, cut, did_you_mean, quoted
@@ -121,7 +121,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, float) or (isinstance(value, int) and value.bit_length() < 1024)
 
 
-def are_numbers(values: Any) -> bool:
+def are_numbers(values: Any) -> TypeGuard[dict[str, float]]:
     """Return whether a value from JSON is an object of numbers, such as metrics, of which some may be NaN."""
     return isinstance(values, dict) and all(map(is_number, values.values()))
 
