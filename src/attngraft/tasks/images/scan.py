@@ -73,7 +73,7 @@ def scan(images: Sequence[Images], check: Check, *, where: str) -> ScanResult:
         where: name of the source, part of the cache key.
     """
     files = _Files(images)
-    stamps = files.stamps() if check != "off" else np.zeros((0, 2))
+    stamps = files.stamps() if check != "off" else np.zeros((0, 3))
     depth: Depth = check if check != "auto" else "full"
     if check == "auto" and (len(files.number) > FULL_IMAGES or stamps[files.number, 0].clip(min=0).sum() > FULL_BYTES):
         depth = "fast" if all(isinstance(each, FileImages) for each in images) else "off"
@@ -131,8 +131,8 @@ class _Files:
         return self._images[part], position - (self._ends[part - 1] if part else 0)
 
     def stamps(self) -> np.ndarray:
-        """Return the stamps of all files, (files, 2); -1 without a stamp."""
-        stamps = np.full((len(self), 2), -1, dtype=np.int64)
+        """Return the stamps of all files, (files, 3); -1 without a stamp."""
+        stamps = np.full((len(self), 3), -1, dtype=np.int64)
         for file in range(len(self)):
             images, index = self.locate(file)
             stamp = images.stamp(index)
@@ -255,10 +255,10 @@ class _ScanCache:
     def keys(self, files: _Files, stamps: np.ndarray) -> np.ndarray:
         """Return the keys of files; those of files without a stamp are zero."""
         keys = np.zeros((len(files), 16), dtype=np.uint8)
-        for file, (size, time) in enumerate(stamps.tolist()):
+        for file, (size, *times) in enumerate(stamps.tolist()):
             if size >= 0:
                 images, index = files.locate(file)
-                text = f"{images.where(index)}\0{size}\0{time}".encode("utf-8", "surrogateescape")
+                text = f"{images.where(index)}\0{size}\0{times}".encode("utf-8", "surrogateescape")
                 keys[file] = np.frombuffer(hashlib.blake2b(text, digest_size=16).digest(), dtype=np.uint8)
         return _as_keys(keys)
 

@@ -310,6 +310,19 @@ def test_missing_labels_of_a_list_are_no_class(tmp_path: Path) -> None:
     assert open_source(DataConfig(source=str(tmp_path / "a.jsonl"))).classes == ("cat", "dog")
 
 
+def test_words_for_no_label_may_be_labels_of_a_list(tmp_path: Path) -> None:
+    rows = [{"path": f"{index}.png", "labels": ["US", "NA"] if index else ["NA"]} for index in range(4)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for index in range(4):
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{index}.png")
+    assert open_source(DataConfig(source=str(tmp_path / "a.jsonl"))).classes == ("NA", "US")
+    path = table(tmp_path / "b.csv", "path,labels", ["0.png,US|NA", "1.png,US", "2.png,NA", "3.png,"])
+    with pytest.raises(
+        DataError, match=r"b\.csv: column 'labels' contains 'NA' alone, which means no label, and among"
+    ):
+        open_source(DataConfig(source=str(path)))
+
+
 def test_labels_that_are_maps_are_refused(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet as pq

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import tarfile
 from collections.abc import Callable
@@ -45,6 +46,17 @@ def test_a_tar_for_each_part(tmp_path: Path, prefix: str) -> None:
 def test_class_folders_in_a_tar_are_divided(tmp_path: Path) -> None:
     make_tar(tmp_path / "only.tar", {"a": 5, "b": 5})
     assert load(tmp_path).facts["sizes"] == {"train": 8, "val": 2}
+
+
+def test_a_tar_replaced_by_one_of_the_same_size_and_time_is_read_again(tmp_path: Path) -> None:
+    path = make_tar(tmp_path / "x.tar", {"a": 5, "b": 5})
+    os.utime(path, (1, 1))
+    assert load(path).facts["counts"]["train"] == {"a": 4, "b": 4}
+    other = make_tar(tmp_path / "other.tar", {"a": 5, "c": 5})
+    os.utime(other, (1, 1))
+    assert path.stat().st_size == other.stat().st_size
+    other.replace(path)
+    assert load(path).facts["counts"]["train"] == {"a": 4, "c": 4}
 
 
 def test_workers_read_the_right_bytes(tmp_path: Path) -> None:

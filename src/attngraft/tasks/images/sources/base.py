@@ -33,7 +33,7 @@ _FREE_CELLS, _CELLS_PER_LABEL = 2**28, 2000  #: with more cells, at least one in
 
 _DIGEST_SAMPLE = 64  #: number of images to decode for the digest of images without files
 
-Stamp = tuple[int, int]  #: a file's size in bytes and its modification time in ns
+Stamp = tuple[int, int, int]  #: a file's size in bytes, and the times in ns when its content and its entry changed
 
 
 class Images(ABC):
@@ -86,7 +86,8 @@ class Images(ABC):
         """
         stamps = [self.stamp(index) for index in range(len(self))]
         if any(stamp is not None for stamp in stamps):
-            return hashlib.sha256(repr(stamps).encode()).hexdigest()
+            lasting = [stamp and stamp[:2] for stamp in stamps]  # also of a copy
+            return hashlib.sha256(repr(lasting).encode()).hexdigest()
         chosen = np.unique(np.linspace(0, len(self) - 1, min(_DIGEST_SAMPLE, len(self))).round().astype(np.int64))
         return _pixel_digest(np.asarray(self.open(int(index))) for index in chosen)
 
@@ -102,10 +103,13 @@ def _pixel_digest(pixels: Iterable[np.ndarray]) -> str:
 def file_stamp(path: str | Path) -> Stamp | None:
     """Return the stamp of the file at `path`; None if there is no such file."""
     try:
-        stat = os.stat(path)
+        return stamp_of(os.stat(path))
     except OSError:
         return None
-    return stat.st_size, stat.st_mtime_ns
+
+
+def stamp_of(stat: os.stat_result) -> Stamp:
+    return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 class FileImages(Images):

@@ -35,6 +35,7 @@ from attngraft.tasks.images.sources.base import (
     find_train,
     find_val,
     split_name,
+    stamp_of,
 )
 from attngraft.tasks.images.sources.listing import natural
 from attngraft.tasks.images.sources.table import Labels, LabelTable, arrow_errors, check_parquet, read_labels
@@ -100,7 +101,7 @@ class ArrowImages(FileImages):
         if data is None:
             return file_stamp(self._file(index, path or ""))
         stamp = file_stamp(self.files[self.places[index, 0]])
-        return None if stamp is None else (len(data), stamp[1])
+        return None if stamp is None else (len(data), *stamp[1:])
 
     def _file(self, index: int, path: str) -> Path:
         try:
@@ -236,8 +237,7 @@ def _unpacked_size(message: Any) -> int:
 
 def _unpacked(path: Path, pa: Any) -> pyarrow.Table:
     """Convert a parquet file to Arrow in the cache folder (in memory if it is not writable) and open it."""
-    stat = os.stat(path)
-    cached = cache_file("arrow", UNPACKED_VERSION, os.path.realpath(path), str(stat.st_size), str(stat.st_mtime_ns))
+    cached = cache_file("arrow", UNPACKED_VERSION, os.path.realpath(path), *map(str, stamp_of(os.stat(path))))
     cached = cached.with_suffix(".arrow")
     if not cached.exists():
         try:

@@ -526,6 +526,12 @@ def as_lists(
         text: [label.strip() for label in text.split(separator) if label.strip()] if text.lower() not in MISSING else []
         for text in different
     }
+    named = {label.lower() for row in labels.values() for label in row}
+    if both := sorted(text for text in different if text and text.lower() in MISSING & named):
+        raise DataError(
+            f"{table.where}: column {name!r} contains {quoted(both[0])} alone, which means no label, and among labels; "
+            "rename the label, or leave the cells without a label empty"
+        )
     rows = [labels[text] for text in texts]
     note = f"Labels in column {name!r} are separated by {separator!r}"
     return (
@@ -554,5 +560,5 @@ def _json_list(table: LabelTable, row: int, name: str, text: str) -> list[str]:
 
 
 def _present(labels: Sequence[Any]) -> list[str]:
-    """Return the labels of a list that are not missing."""
-    return [word for word in map(_word, labels) if word.lower() not in MISSING]
+    """Return the labels of a list without null, NaN and empty texts."""
+    return [word for word in (_word(label) for label in labels if label == label) if word]

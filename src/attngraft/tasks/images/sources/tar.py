@@ -34,6 +34,7 @@ from attngraft.tasks.images.sources.base import (
     file_stamp,
     find_splits,
     split_name,
+    stamp_of,
 )
 from attngraft.tasks.images.sources.listing import (
     Listing,
@@ -83,10 +84,10 @@ def index_tar(path: Path) -> TarIndex:
         DataError: the file is damaged, compressed, or not a tar, or an image in it is a link to a file that is not.
     """
     try:
-        stat = os.stat(path)
+        stamp = stamp_of(os.stat(path))
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
-    cached = cache_file("tars", INDEX_VERSION, os.path.realpath(path), str(stat.st_size), str(stat.st_mtime_ns))
+    cached = cache_file("tars", INDEX_VERSION, os.path.realpath(path), *map(str, stamp))
     stored = load_arrays(cached).get("index")
     if stored is not None:
         return TarIndex(**json.loads(stored.tobytes()))
@@ -250,7 +251,7 @@ class TarImages(FileImages):
         if tar not in self._changed:
             self._changed[tar] = file_stamp(self.paths[tar])
         changed = self._changed[tar]
-        return None if changed is None else (int(self.places[index, 2]), changed[1])
+        return None if changed is None else (int(self.places[index, 2]), *changed[1:])
 
     def take(self, indices: np.ndarray, labels: np.ndarray) -> TarImages:
         members = [self.members[i] for i in indices]
