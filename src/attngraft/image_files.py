@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import zlib
 from typing import IO
 
 from PIL import Image, JpegImagePlugin
@@ -23,6 +24,7 @@ _BLANK = rb"(?:\s|#[^\r\n]*[\r\n])+"
 _FAST_PPM = re.compile(rb"P4%b\d+%b\d+\s|P[56]%b\d+%b\d+%b255\s|P5%b\d+%b\d+%b65535\s".replace(b"%b", _BLANK))
 _PPM_HEADER = 2**10  #: bytes in which the header of a fast one ends
 _SLOW_PPM = 2**22  #: largest size in bytes of a slow one
+_BLOCK = 2**20  #: bytes of a PNG that are read at once
 _COMMENTS = 1000  #: largest number of comments in one with numbers as text; each takes a copy of a block
 
 
@@ -53,6 +55,32 @@ def open_image(file: IO[bytes]) -> Image.Image:
     if jpeg.info.get("progressive"):
         _check_scans(jpeg, file)
     return jpeg
+
+
+def check_png(file: IO[bytes]) -> None:
+    """Check the chunks of a PNG that decide about its pixels; Pillow does not check those that contain them.
+
+    Raises:
+        ValueError: a checksum is wrong, or there are two headers.
+    """
+    position, headers = file.tell(), 0
+    file.seek(8)
+    while len(start := file.read(8)) == 8:
+        left, name = int.from_bytes(start[:4], "big"), start[4:]
+        if name[0] & 32:  # a lower-case letter: metadata
+            file.seek(left + 4, os.SEEK_CUR)
+            continue
+        checksum = zlib.crc32(name)
+        while left and (block := file.read(min(left, _BLOCK))):
+            checksum, left = zlib.crc32(block, checksum), left - len(block)
+        headers += name == b"IHDR"
+        if headers > 1:
+            raise ValueError("it has two headers")
+        if file.read(4) not in (checksum.to_bytes(4, "big"), b""):
+            raise ValueError("it is damaged: a checksum is wrong")
+        if name == b"IEND":
+            break
+    file.seek(position)
 
 
 def _check_pixels(image: Image.Image, limit: int) -> None:

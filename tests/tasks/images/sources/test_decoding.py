@@ -307,6 +307,19 @@ def test_large_transparent_images_are_blended_in_strips(monkeypatch: pytest.Monk
     assert np.array_equal(in_mode(Image.fromarray(pixels), "RGB"), whole)
 
 
+def test_damaged_chunks_of_png_are_refused(tmp_path: Path) -> None:
+    two_colors().save(tmp_path / "x.png", compress_level=0)
+    data = (tmp_path / "x.png").read_bytes()
+    seen(tmp_path / "x.png")
+    middle = data.index(b"IDAT") + 100
+    (tmp_path / "x.png").write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
+    with pytest.raises(UnreadableImage, match=r"it is damaged: a checksum is wrong"):
+        seen(tmp_path / "x.png")
+    (tmp_path / "x.png").write_bytes(data[:33] + data[8:33] + data[33:])
+    with pytest.raises(UnreadableImage, match=r"it has two headers"):
+        seen(tmp_path / "x.png")
+
+
 def _truncated(kind: str) -> bytes:
     data = io.BytesIO()
     picture(1, size=(64, 64)).save(data, kind)

@@ -10,9 +10,9 @@ import numpy as np
 from PIL import Image, ImageOps, JpegImagePlugin
 
 from attngraft.errors import DataAccessError, DataError
-from attngraft.image_files import open_image
+from attngraft.image_files import check_png, open_image
 
-RULES = 3  #: version of the decoding rules in this file; part of the cache key of scanned images
+RULES = 4  #: version of the decoding rules in this file; part of the cache key of scanned images
 
 HUGE = 2**25  #: JPEGs with more pixels are decoded at a reduced size
 
@@ -75,6 +75,8 @@ def decode_values(stream: IO[bytes], *, where: str) -> Image.Image:
 def _decoded(stream: IO[bytes], *, where: str, values: bool) -> Image.Image:
     with _explained(where):
         image = _opened(stream)
+        if image.format == "PNG":
+            check_png(stream)
         if values and image.info.get("compression") in _LOSSY:
             raise ValueError(f"its compression, {image.info['compression']}, changes values; save masks as PNG")
         if values and getattr(image, "n_frames", 1) > 1:
