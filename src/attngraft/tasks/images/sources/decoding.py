@@ -20,7 +20,8 @@ _ORIENTATION = 0x0112  # EXIF
 _PHOTOMETRIC, _BITS, _PLANES, _SAMPLE_FORMAT = 262, 258, 284, 339  # TIFF
 _QUARTER_TURNS = (5, 6, 7, 8)
 _LOSSY = ("jpeg", "tiff_jpeg", "webp")  #: compressions of TIFF that change values
-_SCALES = {"L;2": 85, "L;4": 17}  #: factors by which Pillow multiplies pixels of 2 and 4 bits
+_SCALES = {"L;2": 85, "L;4": 17}  #: factors by which Pillow multiplies pixels of 2 and 4 bits, in any order
+_DEEP = (";16B", ";16L", ";16N")  #: ends of raw modes of 16 bits, of which Pillow keeps 8 in each of several channels
 _DEEPEST = 2**16 - 1  # largest integer of a pixel
 _STRIP = 2**22  # pixels that are converted at once
 
@@ -83,7 +84,13 @@ def _decoded(stream: IO[bytes], *, where: str, values: bool) -> Image.Image:
             raise ValueError("it has several pages; save a mask with one page")
         tiles: Any = getattr(image, "tile", None)  # not typed
         stored = tiles[0].args if tiles else None
-        scale = _SCALES.get(str(stored[0] if isinstance(stored, tuple) and stored else stored))
+        stored, maximum = (*stored, None, None)[:2] if isinstance(stored, tuple) else (stored, None)
+        scale = _SCALES.get(str(stored)[:3])
+        if values and len(image.getbands()) > 1 and str(stored).endswith(_DEEP):
+            raise ValueError("it has several channels of 16 bits; save masks with 8 bits per channel")
+        deepest = _DEEPEST if image.mode == "I" else 255
+        if values and image.format == "PPM" and maximum not in (None, 0, deepest):  # 0: of floating-point pixels
+            raise ValueError(f"its values, up to {maximum}, would be scaled; save masks as PNG")
         image.load()
         check_header(image)
         if values and scale is not None:
