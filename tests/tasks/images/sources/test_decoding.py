@@ -6,6 +6,7 @@ import io
 import os
 import struct
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -256,6 +257,27 @@ def test_a_deep_tiff_of_colors_is_no_mask() -> None:
     decode(io.BytesIO(data), where="x")
     with pytest.raises(UnreadableImage, match="it has several channels of 16 bits"):
         decode_values(io.BytesIO(data), where="x")
+
+
+@pytest.mark.parametrize(
+    ("bits", "grays", "read"),
+    [
+        *[(1, [0, 255], True), (1, [255, 0], True), (4, [0, 9], True), (8, [0, 9], True), (8, range(256), True)],
+        *[(8, [0, 255], False), (4, [0, 255], False), (4, range(16), False), (8, [0], False)],
+    ],
+)
+def test_gray_palettes_of_bmp(bits: int, grays: Sequence[int], read: bool) -> None:
+    """Pillow takes black and white for 1 bit, and gray for 8 bits, whatever the header says."""
+    start = 54 + 4 * len(grays)
+    header = struct.pack("<2sIIIIiiHHIIiiII", b"BM", start + 4, 0, start, 40, 4, 1, 1, bits, 0, 4, 0, 0, len(grays), 0)
+    data = io.BytesIO(header + b"".join(bytes([gray] * 3 + [0]) for gray in grays) + bytes(4))
+    if read:
+        assert not np.asarray(decode_values(data, where="x")).any()
+        return
+    with pytest.raises(
+        UnreadableImage, match=rf"a BMP with gray colors in {bits} bits, which Pillow misreads; save it as"
+    ):
+        decode(data, where="x")
 
 
 @pytest.mark.parametrize(
