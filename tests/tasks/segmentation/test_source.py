@@ -262,6 +262,7 @@ def test_a_random_split_is_kept(tmp_path: Path) -> None:
     [
         ({"format": "TIFF", "compression": "tiff_lzw"}, {"format": "TIFF", "compression": "jpeg"}),
         ({"format": "WEBP", "lossless": True}, {"format": "WEBP", "quality": 50}),
+        ({"format": "WEBP", "lossless": True, "icc_profile": b"abcde"}, {"format": "WEBP", "icc_profile": b"   xVP8L"}),
         ({"format": "PNG"}, {"format": "GIF"}),  # whose writers renumber labels
         ({"format": "TIFF"}, {"format": "TIFF", "save_all": True, "append_images": [Image.new("L", (8, 6))]}),
     ],
