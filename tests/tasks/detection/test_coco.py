@@ -152,6 +152,7 @@ ONE = r"instances_train\.json: annotation 0: "
         ({"segmentation": [[1, 1, 2, 2, 3, float("nan")]]}, ONE + "a polygon must be a list of finite numbers"),
         ({"segmentation": [[1, 1, 2, 2, 3, 1e9]]}, ONE + "a polygon lies far outside of the image"),
         ({"segmentation": [[1, [2], 3]]}, ONE + "a polygon must be a list of finite numbers"),
+        ({"segmentation": [[1, 1, "2", 2, 3, 1]]}, ONE + "a polygon must be a list of finite numbers"),
         ({"segmentation": [{"x": 1}]}, ONE + "a polygon must be a list of finite numbers"),
         ({"segmentation": "x"}, ONE + "a mask must be a list of polygons, or an object with counts"),
         ({"segmentation": {"size": [36, 48], "counts": [5]}}, ONE + "the run lengths have 5 pixels, the image 1,728"),

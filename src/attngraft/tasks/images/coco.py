@@ -93,14 +93,14 @@ def polygon_points(polygon: Any) -> np.ndarray:
         ValueError: it is not a list of finite numbers, or has a coordinate above a million.
     """
     try:
-        points = np.asarray(polygon, dtype=np.float64)
+        points = np.asarray(polygon)
     except (TypeError, ValueError, OverflowError):
         points = np.zeros(1)
-    if points.ndim != 1 or len(points) % 2 or not np.isfinite(points).all():
+    if points.dtype.kind not in "if" or points.ndim != 1 or len(points) % 2 or not np.isfinite(points).all():
         raise ValueError("a polygon must be a list of finite numbers x, y, x, y, ...")
     if np.abs(points).max(initial=0) > _FARTHEST:
         raise ValueError(f"a polygon lies far outside of the image, at {np.abs(points).max():g}")
-    return points.reshape(-1, 2)
+    return points.reshape(-1, 2).astype(np.float64, copy=False)
 
 
 def run_lengths(given: Mapping[str, Any], size: tuple[int, int]) -> list[int]:
