@@ -159,7 +159,9 @@ ONE = r"instances_train\.json: annotation 0: "
         ({"segmentation": {"size": [48, 36], "counts": [1728]}}, ONE + r"the run lengths are of \[48, 36\], not \[36, 48\]"),
         ({"segmentation": {"size": [36, 48], "counts": [-1, 1729]}}, ONE + "the run lengths have"),
         ({"segmentation": {"size": [36, 48], "counts": [1728.0]}}, ONE + "run lengths must be integers"),
-        ({"segmentation": {"size": [36, 48], "counts": "~~~~"}}, ONE + "the run lengths have"),
+        ({"segmentation": {"size": [36, 48], "counts": "oo1"}}, ONE + "the run lengths have"),
+        ({"segmentation": {"size": [36, 48], "counts": "~~~~"}}, ONE + "a run length contains '~'"),
+        ({"segmentation": {"size": [36, 48], "counts": "00\u00e1"}}, ONE + "a run length contains '\u00e1'"),
         ({"segmentation": {"size": [36, 48]}}, ONE + "'counts'"),
     ],
 )  # fmt: skip

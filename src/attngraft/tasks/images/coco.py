@@ -127,6 +127,8 @@ def run_lengths(given: Mapping[str, Any], size: tuple[int, int]) -> list[int]:
 
 def _lengths(text: str) -> list[int]:
     """Decode compressed run lengths: 5 bits per character, lowest first, as differences from the run two before."""
+    if strange := re.search(r"[^0-o]", text):  # 64 characters
+        raise ValueError(f"a run length contains {quoted(strange[0])}")
     found: list[int] = []
     value = shift = 0
     for character in text:
