@@ -22,6 +22,7 @@ from attngraft.opening import (
     open_regular,
     open_zip,
     parse_json,
+    parse_numbers,
     read_json,
     read_mapping,
     read_text,
@@ -87,6 +88,13 @@ def test_the_size_is_limited(tmp_path: Path) -> None:
 def test_json_that_cannot_be_read_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError, match="nested too deeply|integer|Expect"):
         parse_json(text)
+
+
+def test_numbers_in_texts() -> None:
+    assert parse_numbers(["1", " 0.5 ", "-1e3"]) == [1, 0.5, -1000]
+    for text in ("0.1_8", "", "x"):
+        with pytest.raises(ValueError, match="."):
+            parse_numbers(["1", text])
 
 
 def test_json_is_nested_at_most_100_levels_deep() -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from attngraft import yaml_config
 from attngraft.errors import ConfigError
 from attngraft.yaml_config import TEXT_LIMIT, apply_overrides, parse_yaml, read_yaml
 
@@ -75,3 +76,12 @@ def test_messages_on_overrides_are_short(override: str) -> None:
 def test_numbers() -> None:
     text = "[10, -5, +5, 0, 1_000, 0x10, 010, 1:30, 0b1]"
     assert parse_yaml(text, source="x") == [10, -5, 5, 0, 1000, 16, "010", "1:30", "0b1"]
+
+
+@pytest.mark.parametrize("items", [3, 100_000])
+def test_a_text_is_parsed_once(items: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = f"names: [{'a,' * items}]"
+    first = parse_yaml(text, source="x")
+    monkeypatch.setattr(yaml_config.yaml, "load", None)
+    first["names"].append("b")
+    assert parse_yaml(text, source="x") == {"names": ["a"] * items}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import zlib
 from typing import IO
 
 from PIL import Image, JpegImagePlugin
@@ -23,6 +24,8 @@ _BLANK = rb"(?:\s|#[^\r\n]*[\r\n])+"
 _FAST_PPM = re.compile(rb"P4%b\d+%b\d+\s|P[56]%b\d+%b\d+%b255\s|P5%b\d+%b\d+%b65535\s".replace(b"%b", _BLANK))
 _PPM_HEADER = 2**10  #: bytes in which the header of a fast one ends
 _SLOW_PPM = 2**22  #: largest size in bytes of a slow one
+_BLOCK = 2**20  #: bytes of a PNG that are read at once
+_BMP_BITS = {"1": 1, "P;1": 1, "P;4": 4, "P": 8, "L": 8}  #: bits of a pixel in raw modes with one channel
 _COMMENTS = 1000  #: largest number of comments in one with numbers as text; each takes a copy of a block
 
 
@@ -35,16 +38,18 @@ def open_image(file: IO[bytes]) -> Image.Image:
         SyntaxError, ...: the file is damaged; see `opening.DAMAGE`.
     """
     file.seek(0)
-    start = file.read(3)
+    start = file.read(30)
     if not start:
         raise ValueError("the file is empty")
     file.seek(0)
-    if start != b"\xff\xd8\xff":
+    if not start.startswith(b"\xff\xd8\xff"):
         _check_ppm(file)
         try:
             image = Image.open(file, formats=FORMATS)
         except Image.DecompressionBombError:  # Pillow's own limit
             raise ValueError(f"it has more than {PIXELS:,} pixels; make it smaller") from None
+        if image.format == "BMP":
+            _check_bmp(image, start)
         _check_pixels(image, WEBP_PIXELS if image.format == "WEBP" else PIXELS)
         return image
     jpeg = JpegImagePlugin.jpeg_factory(file)  # Image.open would refuse large JPEGs, whose size can be reduced
@@ -53,6 +58,39 @@ def open_image(file: IO[bytes]) -> Image.Image:
     if jpeg.info.get("progressive"):
         _check_scans(jpeg, file)
     return jpeg
+
+
+def _check_bmp(image: Image.Image, start: bytes) -> None:
+    coder, _, _, (raw, *_) = image.tile[0]  # type: ignore[attr-defined]
+    bits = start[24] if start[14] == 12 else start[28]  # of a pixel; the header of OS/2 has 12 bytes
+    if coder == "raw" and _BMP_BITS.get(raw, bits) != bits:
+        raise ValueError(f"it is a BMP with gray colors in {bits} bits, which Pillow misreads; save it as PNG")
+
+
+def check_png(file: IO[bytes]) -> None:
+    """Check the chunks of a PNG that decide about its pixels; Pillow does not check those that contain them.
+
+    Raises:
+        ValueError: a checksum is wrong, or there are two headers.
+    """
+    position, headers = file.tell(), 0
+    file.seek(8)
+    while len(start := file.read(8)) == 8:
+        left, name = int.from_bytes(start[:4], "big"), start[4:]
+        if name[0] & 32:  # a lower-case letter: metadata
+            file.seek(left + 4, os.SEEK_CUR)
+            continue
+        checksum = zlib.crc32(name)
+        while left and (block := file.read(min(left, _BLOCK))):
+            checksum, left = zlib.crc32(block, checksum), left - len(block)
+        headers += name == b"IHDR"
+        if headers > 1:
+            raise ValueError("it has two headers")
+        if file.read(4) not in (checksum.to_bytes(4, "big"), b""):
+            raise ValueError("it is damaged: a checksum is wrong")
+        if name == b"IEND":
+            break
+    file.seek(position)
 
 
 def _check_pixels(image: Image.Image, limit: int) -> None:

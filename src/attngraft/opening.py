@@ -17,7 +17,7 @@ import struct
 import tokenize  # by numpy, for headers of arrays
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
@@ -336,6 +336,17 @@ def read_text(path: Path | str, *, limit: int = TEXT_LIMIT) -> str:
     """
     with open_regular(path, limit=limit) as file:
         return file.read().decode("utf-8-sig")
+
+
+def parse_numbers(texts: Sequence[str]) -> list[float]:
+    """Return the numbers in texts; `1_0` is none, which `float` takes for 10.
+
+    Raises:
+        ValueError: a text is no number.
+    """
+    if "_" in "".join(texts):
+        raise ValueError("a number with an underscore")
+    return list(map(float, texts))
 
 
 def read_json(path: Path | str, *, limit: int = TEXT_LIMIT) -> Any:

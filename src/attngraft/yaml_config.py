@@ -23,7 +23,7 @@ ConfigT = TypeVar("ConfigT")
 
 TEXT_LIMIT = 2**20  #: characters of a text, also with each alias replaced with what it stands for
 DEPTH_LIMIT = 50  #: sections and lists inside of each other
-_CACHED = 2**16  #: characters of a text that is parsed once
+_SHORT = 2**16  #: characters of a text of which many are kept
 _DIGITS_LIMIT = 100  #: length of an integer; Python refuses to parse, or to print, thousands of digits
 _PLAIN = ("null", "bool", "int", "float", "str", "seq", "map")  #: supported types; `!!set`, dates and others are not
 
@@ -97,7 +97,7 @@ def parse_yaml(text: str, *, source: str) -> Any:
     if len(text) > TEXT_LIMIT:
         raise ConfigError(f"{source}: has {len(text):,} characters, more than {TEXT_LIMIT:,}; divide it, or shorten it")
     try:
-        parsed = _parsed if len(text) < _CACHED else _parsed.__wrapped__
+        parsed = _parsed if len(text) < _SHORT else _parsed_last
         return copy.deepcopy(parsed(text))  # callers may change it
     except Exception as error:  # the constructors of PyYAML raise errors of many classes for hostile scalars
         mark = getattr(error, "problem_mark", None)
@@ -110,11 +110,13 @@ def parse_yaml(text: str, *, source: str) -> Any:
         raise ConfigError(f"{source}{where}: not valid YAML: {cut(' '.join(reason.split()), 200)}") from None
 
 
-@functools.lru_cache(maxsize=256)
-def _parsed(text: str) -> Any:
-    """Parse a text once: a study reads the recipe of each run many times."""
+def _parse(text: str) -> Any:
     _check_size(yaml.parse(text, Loader=_Loader))
     return yaml.load(text, Loader=_Loader)  # a SafeLoader: plain values only
+
+
+# Each text is parsed once: a study reads the recipe of each run many times. Of long ones, only the last is kept.
+_parsed, _parsed_last = functools.lru_cache(maxsize=256)(_parse), functools.lru_cache(maxsize=1)(_parse)
 
 
 def _check_size(events: Iterable[Any]) -> None:

@@ -239,7 +239,10 @@ def test_label_maps_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"noise/0.png: not a label map"):
         asked(labelled(tmp_path / "colors", {"noise/0": colors}))
     (tmp_path / "colors" / "noise" / "0.png").write_text("text")
-    with pytest.raises(DataError, match=r"noise/0.png: cannot be read as a label map"):
+    with pytest.raises(DataError, match=r"noise/0.png: cannot be read as a mask \(unrecognized image format\)"):
+        asked(tmp_path / "colors")
+    Image.fromarray(colors[..., 0]).save(tmp_path / "colors" / "noise" / "0.png", "JPEG")
+    with pytest.raises(DataError, match=r"noise/0.png: JPEG, lossy WebP and GIF change the values"):
         asked(tmp_path / "colors")
 
 

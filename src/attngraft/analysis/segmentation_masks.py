@@ -10,11 +10,10 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from attngraft.errors import DataError, UsageError
-from attngraft.image_files import open_image
-from attngraft.opening import DAMAGE, open_regular
 from attngraft.targets.handle import ModelHandle
 from attngraft.targets.images import ImageSet
 from attngraft.tasks.images.boundaries import boundary
+from attngraft.tasks.images.stored import read_mask
 
 RADIUS = 2  #: radius of boundaries in pixels of the model's input
 
@@ -57,13 +56,7 @@ class SegmentationMasks:
                 raise TypeError(f"{self.where}: the images have no label maps")
             return self._images.label_map(index)
         file = self._file(self._folder, self._images.names[index])
-        try:
-            with open_regular(file) as stream, open_image(stream) as opened:
-                labels = np.asarray(opened)
-        except DAMAGE as error:
-            raise DataError(
-                f"{file}: cannot be read as a label map ({error}); save it as a PNG of class indices"
-            ) from None
+        labels = np.asarray(read_mask(file))
         if labels.ndim != 2 or labels.dtype.kind not in "biu":
             raise DataError(
                 f"{file}: not a label map; use a PNG with one channel (or a palette) and a class index per pixel"

@@ -21,6 +21,7 @@ from attngraft.tasks.images.sources.table import (
     SEPARATORS,
     LabelTable,
     as_lists,
+    as_number,
     find_column,
     is_zero_one,
     label_column,
@@ -160,7 +161,4 @@ def _has_images(table: LabelTable, column: str | None, folder: Path, data: Mappi
 
 
 def _are_numbers(entries: Sequence[Any]) -> bool:
-    try:
-        return all(math.isfinite(float(entry)) for entry in entries)
-    except (TypeError, ValueError):
-        return False
+    return all(math.isfinite(as_number(entry)) for entry in entries)

@@ -15,6 +15,7 @@ from PIL import Image
 
 from attngraft.errors import ConfigError, DataError
 from attngraft.tasks.detection import run_lengths
+from attngraft.tasks.detection.annotated import Listed
 from attngraft.tasks.detection.facts import notes_on, read_facts
 from attngraft.tasks.detection.source import ObjectSource
 from attngraft.tasks.images.sources.splitting import save_split
@@ -236,3 +237,15 @@ def test_coco_small() -> None:
     counts = {name: (int(each.objects.sum()) + each.crowds, each.crowds) for name, each in found.items()}
     assert counts == {"train": (1899, 18), "val": (624, 5)}
     assert found["train"].empty == 1
+
+
+def test_only_the_first_texts_are_kept() -> None:
+    some, more = Listed(map(str, range(8))), Listed()
+    more.check()
+    for each in range(1000):
+        more.append(f"x{each}")
+    assert (str(some), len(more.shown)) == ("0, 1, 2, 3, 4, 5, 6, 7", 10)
+    some.extend(more)
+    assert str(some) == "0, 1, 2, 3, 4, 5, 6, 7, x0, x1 and 998 more"
+    with pytest.raises(DataError, match=r"x0\nx1\nand 998 more mistakes$"):
+        some.check()

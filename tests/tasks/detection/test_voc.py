@@ -64,6 +64,7 @@ OBJECT = "<annotation><object>{}</object></annotation>"
         (OBJECT.format("<name>a</name>"), "object 1 has no bndbox"),
         (OBJECT.format("<name>a</name>" + BOX.replace("<xmin>3</xmin>", "")), "object 1 has the box .* not numbers"),
         (OBJECT.format("<name>a</name>" + BOX.replace("<ymin>", "<xmin>1</xmin><ymin>")), "a side of its box twice"),
+        (OBJECT.format("<name>a</name>" + BOX.replace("9", "1_0")), "object 1 has the box .* not numbers"),
         (OBJECT.format("<name>a</name>" + BOX.replace("9", "nan")), "object 1 has the box .* not numbers"),
         (OBJECT.format("<name>a</name>" + BOX.replace("9", "1e400")), "object 1 has the box .* not numbers"),
         (OBJECT.format("<name>a</name>" + BOX.replace("9", "2")), r"object 1: the box .* has no area"),

@@ -78,6 +78,7 @@ def test_polygons(tmp_path: Path) -> None:
         ("-1 0.5 0.5 0.2 0.2", "the class '-1' is not a number in the names"),
         ("disc 0.5 0.5 0.2 0.2", "the class 'disc' is not a number in the names"),
         ("0 0.5 0.5 x 0.2", "contains a word that is no number"),
+        ("0 0.5 0.5 0.1_8 0.2", "contains a word that is no number"),
         ("0 0.5 nan 0.2 0.2", "contains numbers that are no parts of the image's width and height, 0 to 1"),
         ("0 0.5 inf 0.2 0.2", "contains numbers that are no parts"),
         ("0 20 20 5 5", "contains numbers that are no parts"),

@@ -80,6 +80,13 @@ def test_a_trained_models_numbers_and_scale_are_used_for_other_data(tmp_path: Pa
         task.load(model_data_config=host_config(16))
 
 
+def test_an_underscore_is_in_no_number(tmp_path: Path) -> None:
+    table = write_table(tmp_path)
+    table.write_text(f"{table.read_text()}0.png,1_0\n")
+    with pytest.raises(DataError, match=r"row 32: column 'length' contains '1_0', not a number"):
+        make(data={"source": str(table)}).load(model_data_config=host_config(16))
+
+
 def test_the_scale_is_saved_and_not_fitted_anew(tmp_path: Path) -> None:
     task = make(data={"source": str(write_table(tmp_path))})
     scale = task.load(model_data_config=host_config(16)).facts["scale"]

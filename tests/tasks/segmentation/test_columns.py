@@ -130,6 +130,19 @@ def test_mistakes_are_named(tmp_path: Path, written: dict[str, Any], fields: dic
         opened(**{"source": folder, **fields})
 
 
+def test_columns_of_each_file_are_checked(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    folder = write(tmp_path / "set", train=2, validation=1)
+    table = pyarrow.table({"image": [encoded(drawing(2)[0])], "label": [[1, 2]]})
+    parquet.write_table(table, folder / "data" / "validation-00000-of-00001.parquet")
+    with pytest.raises(
+        DataError, match=r"validation-.*\.parquet: column 'label' is list<element: int64>; encoded images"
+    ):
+        opened(folder)
+
+
 def test_a_study_of_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write(tmp_path / "set", train=8, validation=2)
     assert run("data", "check", f"hf:{folder}", "--json") == 0

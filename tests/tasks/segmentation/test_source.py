@@ -71,7 +71,14 @@ def test_ade20k(tmp_path: Path) -> None:
     source = opened(tmp_path)
     assert source.labels.classes == ("wall", "building")
     assert np.unique(source.val.label(0)).tolist() == [0, 1, IGNORED]
-    for rows in ("wall\n", "1\twall\n999\tbuilding\n", "1\twall\n1\tbuilding\n", "1\t0.2\twall\n2\n", "1\t\n"):
+    for rows in (
+        "wall\n",
+        "1\twall\n999\tbuilding\n",
+        "1\twall\n1\tbuilding\n",
+        "1\t0.2\twall\n2\n",
+        "1\t\n",
+        "1_0\twall\n",
+    ):
         (tmp_path / "objectInfo150.txt").write_text(f"Idx\n{rows}")
         with pytest.raises(DataError, match="is not the table of ADE20K"):
             opened(tmp_path)
@@ -262,6 +269,7 @@ def test_a_random_split_is_kept(tmp_path: Path) -> None:
     [
         ({"format": "TIFF", "compression": "tiff_lzw"}, {"format": "TIFF", "compression": "jpeg"}),
         ({"format": "WEBP", "lossless": True}, {"format": "WEBP", "quality": 50}),
+        ({"format": "WEBP", "lossless": True, "icc_profile": b"abcde"}, {"format": "WEBP", "icc_profile": b"   xVP8L"}),
         ({"format": "PNG"}, {"format": "GIF"}),  # whose writers renumber labels
         ({"format": "TIFF"}, {"format": "TIFF", "save_all": True, "append_images": [Image.new("L", (8, 6))]}),
     ],

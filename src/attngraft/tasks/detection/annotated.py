@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from attngraft.errors import DataError
-from attngraft.suggest import quoted, shortened
+from attngraft.suggest import quoted
 from attngraft.tasks.detection.objects import Objects, RunLengths
 from attngraft.tasks.detection.run_lengths import areas_of, boxes_of
 from attngraft.tasks.images.stored import read_image
@@ -128,17 +128,48 @@ class ReadObjects:
     notes: tuple[str, ...] = ()
 
 
+class Listed:
+    """The first of some texts, and their number; all of them may take gigabytes."""
+
+    def __init__(self, texts: Iterable[str] = ()) -> None:
+        self.count, self.shown = 0, list[str]()
+        for each in texts:
+            self.append(each)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __str__(self) -> str:
+        more = f" and {self.count - LISTED} more" if self.count > LISTED else ""
+        return f"{', '.join(self.shown)}{more}"
+
+    def append(self, text: str) -> None:
+        self.count += 1
+        if self.count <= LISTED:
+            self.shown.append(text)
+
+    def extend(self, other: Listed) -> None:
+        self.shown = (self.shown + other.shown)[:LISTED]
+        self.count += other.count
+
+    def check(self) -> None:
+        """Raise a DataError with a line for each of up to 10 texts, if there are any."""
+        if self.shown:
+            more = [f"and {self.count - LISTED} more mistakes"] if self.count > LISTED else []
+            raise DataError("\n".join([*self.shown, *more]))
+
+
 @dataclass(eq=False)
 class Checks:
     """What is found while annotations are read: mistakes, which are raised together, and counts for notes."""
 
-    mistakes: list[str] = field(default_factory=list)
-    flat: list[str] = field(default_factory=list)
+    mistakes: Listed = field(default_factory=Listed)
+    flat: Listed = field(default_factory=Listed)
     objects: int = 0
     unmasked: int = 0
     clipped: int = 0
-    tiny: list[str] = field(default_factory=list)  #: where boxes are smaller than 2 pixels
-    apart: list[str] = field(default_factory=list)  #: where boxes do not fit their masks
+    tiny: Listed = field(default_factory=Listed)  #: where boxes are smaller than 2 pixels
+    apart: Listed = field(default_factory=Listed)  #: where boxes do not fit their masks
 
     def close(self, parts: dict[str, AnnotatedImages]) -> tuple[dict[str, AnnotatedImages], bool, tuple[str, ...]]:
         """Return the parts, whether they have masks, and notes; masks are left out if an object lacks one.
@@ -148,31 +179,29 @@ class Checks:
         """
         notes = []
         if len(self.flat) * _FLAT <= self.objects and self.flat:
-            notes.append(
-                f"Boxes or masks of no area that are left out: {len(self.flat)} ({shortened(self.flat, LISTED)})."
-            )
+            notes.append(f"Boxes or masks of no area that are left out: {len(self.flat)} ({self.flat}).")
         elif len(self.flat) * 2 > self.objects:
             self.mistakes.append(
-                f"{self.flat[0]}; the same for {len(self.flat) - 1} more of {self.objects} objects: give coordinates in "
-                "pixels, not in parts of the image's sides"
+                f"{self.flat.shown[0]}; the same for {len(self.flat) - 1} more of {self.objects} objects: give coordinates "
+                "in pixels, not in parts of the image's sides"
             )
         else:
-            self.mistakes += self.flat
+            self.mistakes.extend(self.flat)
         if len(self.tiny) * 2 > self.objects:
             self.mistakes.append(
-                f"{self.tiny[0]}: this and {len(self.tiny) - 1} more of {self.objects} boxes are smaller than 2 pixels; "
-                "give coordinates in pixels, not in parts of the image's sides"
+                f"{self.tiny.shown[0]}: this and {len(self.tiny) - 1} more of {self.objects} boxes are smaller than 2 "
+                "pixels; give coordinates in pixels, not in parts of the image's sides"
             )
         elif len(self.apart) * 2 > self.objects:
             self.mistakes.append(
-                f"{self.apart[0]}: this and {len(self.apart) - 1} more of {self.objects} boxes do not fit their masks; give "
-                "left, top, width and height in pixels"
+                f"{self.apart.shown[0]}: this and {len(self.apart) - 1} more of {self.objects} boxes do not fit their "
+                "masks; give left, top, width and height in pixels"
             )
         elif self.apart:
-            notes.append(f"Boxes that do not fit their masks: {len(self.apart)} ({shortened(self.apart, LISTED)}).")
-        raise_mistakes(self.mistakes)
+            notes.append(f"Boxes that do not fit their masks: {len(self.apart)} ({self.apart}).")
+        self.mistakes.check()
         if self.tiny:
-            notes.append(f"Boxes smaller than 2 pixels: {len(self.tiny)} ({shortened(self.tiny, LISTED)}).")
+            notes.append(f"Boxes smaller than 2 pixels: {len(self.tiny)} ({self.tiny}).")
         masked = self.unmasked < self.objects
         if masked and self.unmasked:
             notes.append(f"{self.unmasked} of {self.objects} objects have no mask, so that only boxes are used.")
@@ -181,13 +210,6 @@ class Checks:
         if self.unmasked or not masked:
             parts = {name: _without_masks(part) for name, part in parts.items()}
         return parts, masked and not self.unmasked, tuple(notes)
-
-
-def raise_mistakes(mistakes: Sequence[str]) -> None:
-    """Raise a DataError with a line for each of up to 10 mistakes, if there are any."""
-    if mistakes:
-        more = [f"and {len(mistakes) - LISTED} more mistakes"] if len(mistakes) > LISTED else []
-        raise DataError("\n".join([*mistakes[:LISTED], *more]))
 
 
 def _without_masks(part: AnnotatedImages) -> AnnotatedImages:

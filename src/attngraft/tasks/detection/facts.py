@@ -11,7 +11,7 @@ import numpy as np
 
 from attngraft.counting import counted
 from attngraft.errors import DataError
-from attngraft.tasks.detection.annotated import AnnotatedImages, ReadAnnotation, raise_mistakes
+from attngraft.tasks.detection.annotated import AnnotatedImages, Listed, ReadAnnotation
 from attngraft.tasks.detection.instances import LabelMap
 from attngraft.tasks.detection.objects import Objects
 from attngraft.tasks.images.stored import image_size
@@ -65,7 +65,7 @@ def read_facts(images: AnnotatedImages, classes: Sequence[str], *, name: str = "
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
         opened = list(counted(threads.map(attempt, chosen), "images read", total=len(chosen)))
-    raise_mistakes([each for each in opened if isinstance(each, str)])
+    Listed(each for each in opened if isinstance(each, str)).check()
     found = [each for each in opened if not isinstance(each, str)]
     indices: Sequence[int] = chosen
     if all(isinstance(each, ReadAnnotation) for each in images.annotations):

@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from attngraft.errors import DataError
-from attngraft.opening import read_text
+from attngraft.opening import parse_numbers, read_text
 from attngraft.suggest import cut, quoted, repeated, text_lines
 from attngraft.tasks.detection.annotated import (
     AnnotatedImages,
@@ -163,7 +163,7 @@ def _objects(text: str, size: tuple[int, int], file: Path) -> list[tuple[str, st
         if repeated(part.tag for part in box):
             raise ValueError(f"object {place} has a side of its box twice")
         try:
-            sides = [float(word) for word in words]
+            sides = parse_numbers(words)
         except ValueError:
             sides = [math.nan]
         if not all(abs(side) < 1e9 for side in sides):

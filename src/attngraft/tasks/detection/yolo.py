@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from attngraft.errors import ConfigError, DataError
+from attngraft.opening import parse_numbers
 from attngraft.suggest import cut, quoted, text_lines
 from attngraft.tasks.detection.annotated import Checks, ObjectList, ReadObjects
 from attngraft.tasks.detection.config import ObjectDataConfig
@@ -178,7 +179,7 @@ def _add(line: str, objects: ObjectList, numbers: Mapping[int, int], where: str)
     if not _NUMBER.fullmatch(words[0]) or int(words[0]) not in numbers:
         raise ValueError(f"the class {quoted(words[0])} is not a number in the names of data.yaml")
     try:
-        values = [float(word) for word in words[1:]]
+        values = parse_numbers(words[1:])
     except ValueError:
         raise ValueError(f"{quoted(cut(line))} contains a word that is no number") from None
     if not all(math.isfinite(value) and abs(value) <= _LARGEST for value in values):

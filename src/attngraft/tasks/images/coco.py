@@ -93,14 +93,14 @@ def polygon_points(polygon: Any) -> np.ndarray:
         ValueError: it is not a list of finite numbers, or has a coordinate above a million.
     """
     try:
-        points = np.asarray(polygon, dtype=np.float64)
+        points = np.asarray(polygon)
     except (TypeError, ValueError, OverflowError):
         points = np.zeros(1)
-    if points.ndim != 1 or len(points) % 2 or not np.isfinite(points).all():
+    if points.dtype.kind not in "if" or points.ndim != 1 or len(points) % 2 or not np.isfinite(points).all():
         raise ValueError("a polygon must be a list of finite numbers x, y, x, y, ...")
     if np.abs(points).max(initial=0) > _FARTHEST:
         raise ValueError(f"a polygon lies far outside of the image, at {np.abs(points).max():g}")
-    return points.reshape(-1, 2)
+    return points.reshape(-1, 2).astype(np.float64, copy=False)
 
 
 def run_lengths(given: Mapping[str, Any], size: tuple[int, int]) -> list[int]:
@@ -127,6 +127,8 @@ def run_lengths(given: Mapping[str, Any], size: tuple[int, int]) -> list[int]:
 
 def _lengths(text: str) -> list[int]:
     """Decode compressed run lengths: 5 bits per character, lowest first, as differences from the run two before."""
+    if strange := re.search(r"[^0-o]", text):  # 64 characters
+        raise ValueError(f"a run length contains {quoted(strange[0])}")
     found: list[int] = []
     value = shift = 0
     for character in text:

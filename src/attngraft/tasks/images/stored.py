@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -67,11 +68,19 @@ def read_mask(stored: Stored) -> Image.Image:
         DataError: it cannot be read, or its format changes values.
     """
     with _opened(stored, "a mask") as stream:
-        start = stream.read(64)
-        if start.startswith((_JPEG, b"GIF8")) or (start[8:12] == b"WEBP" and b"VP8L" not in start):
+        start = stream.read(12)
+        if start.startswith((_JPEG, b"GIF8")) or (start[8:] == b"WEBP" and not _is_lossless(stream)):
             raise lossy(stored)
         stream.seek(0)
         return decode_values(stream, where=str(stored))
+
+
+def _is_lossless(stream: IO[bytes]) -> bool:
+    """Return whether the pixels of a WebP, whose chunks begin at the position of `stream`, are lossless."""
+    while len(start := stream.read(8)) == 8 and not start.startswith((b"VP8 ", b"VP8L", b"ALPH", b"ANMF")):
+        size = int.from_bytes(start[4:], "little")
+        stream.seek(size + size % 2, os.SEEK_CUR)
+    return start.startswith(b"VP8L")
 
 
 def lossy(stored: Stored) -> DataError:

@@ -188,8 +188,10 @@ def _ade20k(file: Path) -> list[tuple[int, str, Color | None]]:
     """Return label and first name of each class in the table of ADE20K, after label 0 for all others."""
     try:
         rows = [line.split("\t") for line in text_lines(read_text(file))[1:] if line.strip()]
-        if len({len(row) for row in rows}) > 1 or not all(row[-1].strip() for row in rows):
-            raise ValueError("rows must have equally many columns, and a name in the last")
+        if len({len(row) for row in rows}) > 1 or not all(
+            _INTEGER.fullmatch(row[0]) and row[-1].strip() for row in rows
+        ):
+            raise ValueError("rows must have equally many columns, a number in the first, and a name in the last")
         found = [(int(row[0]), row[-1].split(",")[0].strip(), None) for row in rows]
         labels = {label for label, _, _ in found}
         if len(labels) < len(found) or any(not 0 < label < IGNORED for label in labels):

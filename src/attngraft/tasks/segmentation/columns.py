@@ -15,6 +15,7 @@ from attngraft.tasks.images.sources.base import TEST_NAMES, find_split, find_tra
 from attngraft.tasks.images.sources.huggingface import (
     KINDS,
     ArrowImages,
+    check_columns,
     image_columns,
     image_names,
     is_saved,
@@ -97,10 +98,7 @@ def _rows(files_of: Mapping[str, Sequence[Path]], root: Path, config: MaskDataCo
     files = [file for found in files_of.values() for file in found]
     tables = [open_table(file) for file in files]
     columns = _columns(files[0], tables[0].schema, config)
-    for file, table in zip(files, tables, strict=True):
-        for column in columns:
-            if column not in table.column_names:
-                raise DataError(f"{file}: has no column {column!r}, which {files[0].name} has; add it")
+    check_columns(files, tables, columns)
     split_of = [split for split, found in files_of.items() for _ in found]
     places = np.array([(number, row) for number, table in enumerate(tables) for row in range(len(table))])
     names, nothing = image_names(tables, columns[0], split_of), np.zeros(len(places))

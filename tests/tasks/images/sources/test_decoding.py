@@ -6,6 +6,7 @@ import io
 import os
 import struct
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,13 @@ def seen(path: Path, mode: str = "RGB") -> np.ndarray:
     with path.open("rb") as stream:
         assert read_size(stream, where=str(path)) == pixels.shape[1::-1], "the header has the same size"
     return pixels
+
+
+def png_of(header: tuple[int, ...], rows: bytes) -> bytes:
+    chunks = (b"IHDR", struct.pack(">IIBBBBB", *header)), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body)) for name, body in chunks
+    )
 
 
 def two_colors(size: tuple[int, int] = (32, 16), mode: str = "RGB") -> Image.Image:
@@ -191,35 +199,85 @@ def test_deep_colors_keep_their_upper_bits(tmp_path: Path) -> None:
     """A 16-bit RGB png, which Pillow cannot write."""
     values = np.random.RandomState(0).randint(0, 65536, (5, 7, 3)).astype(">u2")
     rows = b"".join(b"\0" + row.tobytes() for row in values)
-    chunks = [(b"IHDR", struct.pack(">IIBBBBB", 7, 5, 16, 2, 0, 0, 0)), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
-    data = b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body)) for name, body in chunks
-    )
-    (tmp_path / "x.png").write_bytes(data)
+    (tmp_path / "x.png").write_bytes(png_of((7, 5, 16, 2, 0, 0, 0), rows))
     assert np.array_equal(seen(tmp_path / "x.png"), (values >> 8).astype(np.uint8))
 
 
-@pytest.mark.parametrize(("bits", "suffix"), [(2, "png"), (4, "png"), (4, "tif")])
-def test_labels_of_2_and_4_bits_are_not_scaled(tmp_path: Path, bits: int, suffix: str) -> None:
+@pytest.mark.parametrize(
+    ("bits", "suffix", "reverse"),
+    [(2, "png", False), (4, "png", False), (4, "tif", False), (2, "tif", True), (4, "tif", True)],
+)
+def test_labels_of_2_and_4_bits_are_not_scaled(tmp_path: Path, bits: int, suffix: str, reverse: bool) -> None:
     values = np.arange(8, dtype=np.uint8).reshape(2, 4) % 2**bits
     pixels = [int("".join(f"{value:0{bits}b}" for value in row), 2).to_bytes(bits // 2, "big") for row in values]
     if suffix == "png":
-        rows = zlib.compress(b"".join(b"\0" + row for row in pixels))
-        header = struct.pack(">IIBBBBB", 4, 2, bits, 0, 0, 0, 0)
-        chunks = [(b"IHDR", header), (b"IDAT", rows), (b"IEND", b"")]
-        data = b"\x89PNG\r\n\x1a\n" + b"".join(
-            struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
-            for name, body in chunks
-        )
+        data = png_of((4, 2, bits, 0, 0, 0, 0), b"".join(b"\0" + row for row in pixels))
     else:
         tags = {256: 4, 257: 2, 258: bits, 259: 1, 262: 1, 273: 8, 277: 1, 278: 2, 279: len(b"".join(pixels))}
-        entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+        if reverse:  # of the bits in a byte
+            tags[266] = 2
+            pixels = [bytes(int(f"{byte:08b}"[::-1], 2) for byte in row) for row in pixels]
+        entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in sorted(tags.items()))
         data = b"II*\0" + struct.pack("<I", 16) + b"".join(pixels).ljust(8, b"\0")
         data += struct.pack("<H", len(tags)) + entries + bytes(4)
     (tmp_path / "x").write_bytes(data)
     with (tmp_path / "x").open("rb") as file:
         assert np.array_equal(np.asarray(decode_values(file, where="x")), values)
     assert seen(tmp_path / "x", "L").max() == values.max() * {2: 85, 4: 17}[bits]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (png_of((1, 1, 16, 2, 0, 0, 0), bytes(7)), "it has several channels of 16 bits; save masks with 8 bits"),
+        (png_of((1, 1, 16, 4, 0, 0, 0), bytes(5)), "it has several channels of 16 bits"),
+        (png_of((1, 1, 16, 6, 0, 0, 0), bytes(9)), "it has several channels of 16 bits"),
+        (b"P5 2 1 2\n\1\2", r"its values, up to 2, would be scaled; save masks as PNG"),
+        (b"P2 2 1 300\n1 2\n", r"its values, up to 300, would be scaled"),
+        (b"P6 1 1 65535\n\0\1\0\2\0\3", r"its values, up to 65535, would be scaled"),
+        (b"P5 2 1 255\n\1\2", None),
+        (b"P2 2 1 65535\n1 2\n", None),
+        (b"P5 2 1 65535\n\0\1\0\2", None),
+    ],
+)
+def test_masks_whose_values_would_change_are_refused(content: bytes, message: str | None) -> None:
+    decode(io.BytesIO(content), where="x")
+    if message is None:
+        assert np.array_equal(np.asarray(decode_values(io.BytesIO(content), where="x")), [[1, 2]])
+        return
+    with pytest.raises(UnreadableImage, match=message):
+        decode_values(io.BytesIO(content), where="x")
+
+
+def test_a_deep_tiff_of_colors_is_no_mask() -> None:
+    kinds = {256: (4, 1, 1), 257: (4, 1, 1), 258: (3, 3, 8), 259: (3, 1, 1), 262: (3, 1, 2)}
+    kinds |= {273: (4, 1, 14), 277: (3, 1, 3), 278: (4, 1, 1), 279: (4, 1, 6)}
+    entries = b"".join(struct.pack("<HHII", tag, *kind) for tag, kind in kinds.items())
+    data = b"II*\0" + struct.pack("<I3H3HH", 20, 16, 16, 16, 1, 2, 3, len(kinds)) + entries + bytes(4)
+    decode(io.BytesIO(data), where="x")
+    with pytest.raises(UnreadableImage, match="it has several channels of 16 bits"):
+        decode_values(io.BytesIO(data), where="x")
+
+
+@pytest.mark.parametrize(
+    ("bits", "grays", "read"),
+    [
+        *[(1, [0, 255], True), (1, [255, 0], True), (4, [0, 9], True), (8, [0, 9], True), (8, range(256), True)],
+        *[(8, [0, 255], False), (4, [0, 255], False), (4, range(16), False), (8, [0], False)],
+    ],
+)
+def test_gray_palettes_of_bmp(bits: int, grays: Sequence[int], read: bool) -> None:
+    """Pillow takes black and white for 1 bit, and gray for 8 bits, whatever the header says."""
+    start = 54 + 4 * len(grays)
+    header = struct.pack("<2sIIIIiiHHIIiiII", b"BM", start + 4, 0, start, 40, 4, 1, 1, bits, 0, 4, 0, 0, len(grays), 0)
+    data = io.BytesIO(header + b"".join(bytes([gray] * 3 + [0]) for gray in grays) + bytes(4))
+    if read:
+        assert not np.asarray(decode_values(data, where="x")).any()
+        return
+    with pytest.raises(
+        UnreadableImage, match=rf"a BMP with gray colors in {bits} bits, which Pillow misreads; save it as"
+    ):
+        decode(data, where="x")
 
 
 @pytest.mark.parametrize(
@@ -305,6 +363,19 @@ def test_large_transparent_images_are_blended_in_strips(monkeypatch: pytest.Monk
     monkeypatch.setattr(decoding, "_STRIP", 100)
     assert len(list(decoding.strips(whole))) == 8
     assert np.array_equal(in_mode(Image.fromarray(pixels), "RGB"), whole)
+
+
+def test_damaged_chunks_of_png_are_refused(tmp_path: Path) -> None:
+    two_colors().save(tmp_path / "x.png", compress_level=0)
+    data = (tmp_path / "x.png").read_bytes()
+    seen(tmp_path / "x.png")
+    middle = data.index(b"IDAT") + 100
+    (tmp_path / "x.png").write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
+    with pytest.raises(UnreadableImage, match=r"it is damaged: a checksum is wrong"):
+        seen(tmp_path / "x.png")
+    (tmp_path / "x.png").write_bytes(data[:33] + data[8:33] + data[33:])
+    with pytest.raises(UnreadableImage, match=r"it has two headers"):
+        seen(tmp_path / "x.png")
 
 
 def _truncated(kind: str) -> bytes:

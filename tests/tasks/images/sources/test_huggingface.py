@@ -203,6 +203,57 @@ def test_plain_bytes_and_columns_of_other_names(tmp_path: Path) -> None:
         parts_of(tmp_path / "x.parquet", path_column="jpeg")
 
 
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (
+            pa.array([[1, 2]] * 2, pa.list_(pa.uint8())),
+            r"column 'image' is list<element: uint8>; encoded images are binary",
+        ),
+        (
+            pa.array([{"bytes": b"x"}] * 2, pa.struct([("bytes", pa.binary())])),
+            r"column 'image' is struct<bytes: binary>",
+        ),
+        (pa.array([{"bytes": "x", "path": "y"}] * 2), r"column 'image' is struct<bytes: string, path: string>"),
+        (pa.array([{"bytes": b"x", "path": 7}] * 2), r"column 'image' is struct<bytes: binary, path: int64>"),
+        (pa.array([b"x"] * 2).dictionary_encode(), r"column 'image' is dictionary"),
+        (None, r"has two columns 'image'; rename one"),
+    ],
+)
+def test_columns_of_each_file_are_checked(tmp_path: Path, image: Any, message: str) -> None:
+    from pyarrow import parquet
+
+    parquet.write_table(make_table(0, 4), tmp_path / "train.parquet")
+    other, label = make_table(4, 2), pa.array(["a", "b"])
+    columns = [other["image"]] * 2 if image is None else [image, pa.array([0, 1])]
+    names = ["image", "image" if image is None else "label"]
+    parquet.write_table(pa.Table.from_arrays([*columns, label], [*names, "other"]), tmp_path / "val.parquet")
+    with pytest.raises(DataError, match=rf"val\.parquet: {message}"):
+        parts_of(f"hf:{tmp_path}")
+
+
+def test_a_label_that_one_file_lacks_is_refused(tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    parquet.write_table(make_table(0, 4), tmp_path / "train.parquet")
+    parquet.write_table(make_table(4, 2).drop_columns("label"), tmp_path / "val.parquet")
+    with pytest.raises(DataError, match=r"val\.parquet: has no column 'label', which train\.parquet has; add it"):
+        parts_of(f"hf:{tmp_path}")
+
+
+@pytest.mark.parametrize("names", [7, {"a": 1}, ["a", None], ["a", ["b"]]])
+def test_descriptions_that_do_not_fit_their_columns_are_ignored(tmp_path: Path, names: object) -> None:
+    from pyarrow import parquet
+
+    features = {"number": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": names}}
+    table = make_table(0, 4, number=[0, 1, 0, 1]).replace_schema_metadata(
+        {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
+    )
+    parquet.write_table(table, tmp_path / "train.parquet")
+    found = parts_of(f"hf:{tmp_path}", label_column="label")
+    assert (found.classes, found.train.names[1]) == (("0", "1"), "1.png")
+
+
 def test_refused(tmp_path: Path) -> None:
     from pyarrow import parquet
 

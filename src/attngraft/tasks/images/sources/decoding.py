@@ -10,9 +10,9 @@ import numpy as np
 from PIL import Image, ImageOps, JpegImagePlugin
 
 from attngraft.errors import DataAccessError, DataError
-from attngraft.image_files import open_image
+from attngraft.image_files import check_png, open_image
 
-RULES = 3  #: version of the decoding rules in this file; part of the cache key of scanned images
+RULES = 4  #: version of the decoding rules in this file; part of the cache key of scanned images
 
 HUGE = 2**25  #: JPEGs with more pixels are decoded at a reduced size
 
@@ -20,7 +20,8 @@ _ORIENTATION = 0x0112  # EXIF
 _PHOTOMETRIC, _BITS, _PLANES, _SAMPLE_FORMAT = 262, 258, 284, 339  # TIFF
 _QUARTER_TURNS = (5, 6, 7, 8)
 _LOSSY = ("jpeg", "tiff_jpeg", "webp")  #: compressions of TIFF that change values
-_SCALES = {"L;2": 85, "L;4": 17}  #: factors by which Pillow multiplies pixels of 2 and 4 bits
+_SCALES = {"L;2": 85, "L;4": 17}  #: factors by which Pillow multiplies pixels of 2 and 4 bits, in any order
+_DEEP = (";16B", ";16L", ";16N")  #: ends of raw modes of 16 bits, of which Pillow keeps 8 in each of several channels
 _DEEPEST = 2**16 - 1  # largest integer of a pixel
 _STRIP = 2**22  # pixels that are converted at once
 
@@ -75,13 +76,21 @@ def decode_values(stream: IO[bytes], *, where: str) -> Image.Image:
 def _decoded(stream: IO[bytes], *, where: str, values: bool) -> Image.Image:
     with _explained(where):
         image = _opened(stream)
+        if image.format == "PNG":
+            check_png(stream)
         if values and image.info.get("compression") in _LOSSY:
             raise ValueError(f"its compression, {image.info['compression']}, changes values; save masks as PNG")
         if values and getattr(image, "n_frames", 1) > 1:
             raise ValueError("it has several pages; save a mask with one page")
         tiles: Any = getattr(image, "tile", None)  # not typed
         stored = tiles[0].args if tiles else None
-        scale = _SCALES.get(str(stored[0] if isinstance(stored, tuple) and stored else stored))
+        stored, maximum = (*stored, None, None)[:2] if isinstance(stored, tuple) else (stored, None)
+        scale = _SCALES.get(str(stored)[:3])
+        if values and len(image.getbands()) > 1 and str(stored).endswith(_DEEP):
+            raise ValueError("it has several channels of 16 bits; save masks with 8 bits per channel")
+        deepest = _DEEPEST if image.mode == "I" else 255
+        if values and image.format == "PPM" and maximum not in (None, 0, deepest):  # 0: of floating-point pixels
+            raise ValueError(f"its values, up to {maximum}, would be scaled; save masks as PNG")
         image.load()
         check_header(image)
         if values and scale is not None:

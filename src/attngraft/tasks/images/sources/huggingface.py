@@ -21,7 +21,7 @@ from attngraft.cache import cache_file
 from attngraft.errors import ConfigError, DataAccessError, DataError, StorageError
 from attngraft.files import atomic_file
 from attngraft.opening import check_unpacked, open_regular, parse_json, read_mapping
-from attngraft.suggest import did_you_mean, quoted
+from attngraft.suggest import cut, did_you_mean, quoted, repeated
 from attngraft.tasks.images.coco import path_below
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import (
@@ -139,18 +139,47 @@ def image_columns(schema: pyarrow.Schema) -> list[str]:
     """Return the columns declared as images, else those of structs of bytes and path, else those of bytes."""
     import pyarrow.types as kinds
 
-    declared = [
-        name
-        for name, feature in features(schema).items()
-        if isinstance(feature, dict) and feature.get("_type") == "Image"
-    ]
-    pairs = [
-        field.name
-        for field in schema
-        if kinds.is_struct(field.type) and {"bytes", "path"} <= {inner.name for inner in field.type}
-    ]
-    plain = [field.name for field in schema if kinds.is_binary(field.type) or kinds.is_large_binary(field.type)]
-    return declared or pairs or plain
+    found = [field for field in schema if _holds_images(field.type)]
+    known = {name: feature for name, feature in features(schema).items() if isinstance(feature, dict)}
+    declared = [field.name for field in found if known.get(field.name, {}).get("_type") == "Image"]
+    pairs = [field.name for field in found if kinds.is_struct(field.type)]
+    return declared or pairs or [field.name for field in found]
+
+
+def _holds_images(kind: pyarrow.DataType) -> bool:
+    """Return whether a column may contain encoded images: bytes, or structs of `bytes` and `path`."""
+    import pyarrow.types as kinds
+
+    if not kinds.is_struct(kind):
+        return bool(kinds.is_binary(kind) or kinds.is_large_binary(kind))
+    data, path = kind.get_field_index("bytes"), kind.get_field_index("path")
+    if min(data, path) < 0 or not _holds_images(kind.field(data).type):
+        return False
+    text = kind.field(path).type
+    return bool(kinds.is_string(text) or kinds.is_large_string(text) or kinds.is_null(text))
+
+
+def check_columns(
+    files: Sequence[Path], tables: Sequence[pyarrow.Table], images: Sequence[str], others: Sequence[str] = ()
+) -> None:
+    """Check that each file has the columns `images`, of encoded images, and `others`.
+
+    Raises:
+        DataError: a file lacks a column, has two of the same name, or has images of another type.
+    """
+    for file, table in zip(files, tables, strict=True):
+        if (twice := repeated(table.column_names)) is not None:
+            raise DataError(f"{file}: has two columns {quoted(twice)}; rename one")
+        for column in (*images, *others):
+            if column not in table.column_names:
+                raise DataError(f"{file}: has no column {column!r}, which {files[0].name} has; add it")
+        for column in images:
+            kind = table.schema.field(column).type
+            if not _holds_images(kind):
+                raise DataError(
+                    f"{file}: column {column!r} is {cut(str(kind))}; encoded images are binary, or a struct of bytes "
+                    "(binary) and path (text)"
+                )
 
 
 def features(schema: pyarrow.Schema) -> dict[str, Any]:
@@ -301,9 +330,7 @@ def _build(path: Path, files_of: dict[str, list[Path]], splits: Sequence[str], c
     files = [file for split in splits for file in files_of[split]]
     tables = [open_table(file) for file in files]
     column = _image_column(files[0], tables[0].schema, config)
-    for file, table in zip(files, tables, strict=True):
-        if column not in table.column_names:
-            raise DataError(f"{file}: has no column {column!r}, which {files[0].name} has; add it")
+    check_columns(files, tables, [column])
     rows = [len(table) for table in tables]
     places = np.stack([np.repeat(np.arange(len(files)), rows), np.concatenate([np.arange(n) for n in rows])], axis=1)
     split_of = [split for split in splits for _ in files_of[split]]
@@ -384,6 +411,7 @@ def _labels(files: Sequence[Path], tables: Sequence[Any], image: str, config: Da
     wanted = [name for name in schema.names if name != image and _is_plain(schema.field(name).type)]
     if config.label_column in wanted:
         wanted = [config.label_column]
+    check_columns(files, tables, [image], wanted)
     columns: dict[str, list[Any]] = {}
     for name in wanted:
         class_names = _class_names(known.get(name))
@@ -424,7 +452,8 @@ def _class_names(feature: Any) -> tuple[str, ...]:
     if not isinstance(feature, dict):
         return ()
     if feature.get("_type") == "ClassLabel":
-        return tuple(str(name) for name in feature.get("names") or ())
+        names = feature.get("names")
+        return tuple(names) if isinstance(names, list) and all(isinstance(name, str) for name in names) else ()
     return _class_names(feature.get("feature"))
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from attngraft.errors import AttngraftError, ConfigError, DataError
-from attngraft.opening import check_regular, check_unpacked, parse_json, read_data
+from attngraft.opening import check_regular, check_unpacked, parse_json, parse_numbers, read_data
 from attngraft.suggest import did_you_mean, quoted
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import Stamp, file_stamp, no_labels
@@ -416,7 +416,7 @@ def read_numbers(table: LabelTable, config: DataConfig, *, exclude: set[str]) ->
     values = np.zeros((len(table), len(names)))
     for position, name in enumerate(names):
         entries = table.column(name, field=field)
-        values[:, position] = list(map(_number, entries))
+        values[:, position] = list(map(as_number, entries))
         for row in np.flatnonzero(~np.isfinite(values[:, position]))[:1].tolist():
             raise DataError(
                 f"{table.line(row)}: column {name!r} contains {_word(entries[row])!r}, not a number; correct it, or "
@@ -463,9 +463,11 @@ def _single(table: LabelTable, name: str, *, note: str) -> Labels:
     return Labels(classes=classes, values=values, multilabel=False, note=note)
 
 
-def _number(entry: Any) -> float:
+def as_number(entry: Any) -> float:
     """Return an entry as a number; NaN if it is none."""
     try:
+        if isinstance(entry, str):
+            return parse_numbers([entry])[0]
         return math.nan if entry is None or isinstance(entry, bool | bytes) else float(entry)
     except (TypeError, ValueError, OverflowError):
         return math.nan
