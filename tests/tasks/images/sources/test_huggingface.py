@@ -294,3 +294,57 @@ def test_files_of_other_folders_and_selections_are_refused(tmp_path: Path, state
     (tmp_path / "state.json").write_text(json.dumps(state))
     with pytest.raises(DataError, match=rf"state\.json: cannot be read \(.*{message}"):
         parts_of(f"hf:{tmp_path}")
+
+
+def with_names(table: Any, names: list[str]) -> Any:
+    features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": names}}
+    return table.replace_schema_metadata({b"huggingface": json.dumps({"info": {"features": features}}).encode()})
+
+
+def test_class_names_are_those_of_each_file(tmp_path: Path) -> None:
+    write_arrow(tmp_path / "train.arrow", make_table(0, 4))
+    write_arrow(tmp_path / "test.arrow", with_names(make_table(4, 4), ["ant", "zebra"]))
+    found = parts_of(tmp_path)
+    assert found.classes == ("zebra", "ant")
+    assert found.train.labels.tolist() == [0, 1, 0, 1]
+    assert found.val is not None
+    assert found.val.labels.tolist() == [1, 0, 1, 0]
+    write_arrow(tmp_path / "test.arrow", make_table(4, 4).replace_schema_metadata(None))
+    with pytest.raises(DataError, match=r"test\.arrow: column 'label' has no names of classes"):
+        parts_of(tmp_path)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_numbers_without_a_name_are_refused(tmp_path: Path, several: bool) -> None:
+    label = [[0, 1], [5], [0], [1]] if several else [0, 1, 5, 0]
+    table = make_table(0, 4)
+    table = table.set_column(table.column_names.index("label"), "label", pa.array(label))
+    write_arrow(tmp_path / "train.arrow", table)
+    with pytest.raises(DataError, match=rf"train\.arrow, row {1 if several else 2}: there is no name of class 5"):
+        parts_of(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["stream", "file"])
+def test_streams_cut_between_batches_are_refused(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "train.arrow"
+    new = {"stream": pa.ipc.new_stream, "file": pa.ipc.new_file}[kind]
+    with pa.OSFile(str(path), "wb") as file, new(file, make_table(0, 8).schema) as writer:
+        writer.write_table(make_table(0, 8), max_chunksize=4)
+        size = file.tell()
+    assert len(parts_of(path).train) == 8
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(DataError, match=r"train\.arrow: .*ends between two batches"):
+        parts_of(path)
+
+
+@pytest.mark.parametrize("splits", [["train", "test"], ["train", "../val"], "train", [1]])
+def test_splits_that_are_listed_must_be_there(tmp_path: Path, splits: object) -> None:
+    (tmp_path / "train").mkdir()
+    write_arrow(tmp_path / "train" / "data.arrow", make_table(0, 8))
+    (tmp_path / "train" / "state.json").write_text('{"_data_files": [{"filename": "data.arrow"}]}')
+    listed = tmp_path / "dataset_dict.json"
+    listed.write_text('{"splits": ["train"]}')
+    assert parts_of(tmp_path).train is not None
+    listed.write_text(json.dumps({"splits": splits}))
+    with pytest.raises(DataError, match=r"(dataset_dict|test.state)\.json.*: cannot be read"):
+        parts_of(tmp_path)

@@ -50,6 +50,7 @@ _ROWS = 1000  #: number of rows per batch of a converted file
 KINDS = (".arrow", ".parquet")
 
 _SAVED = ("dataset_dict.json", "state.json")  #: files that `save_to_disk` writes next to the data
+_END = b"\xff\xff\xff\xff\0\0\0\0"  #: mark at the end of an Arrow stream
 _NUMBER = re.compile(r"[-_.](\d{4,5})[-_]of[-_](\d{4,5})([-_][0-9a-f]{16})?$")
 
 
@@ -217,10 +218,13 @@ def read_schema(path: Path) -> pyarrow.Schema:
 
 
 def _mapped(path: Path, pa: Any) -> pyarrow.Table:
-    messages, size = pa.ipc.MessageReader.open_stream(_stream(path, pa)), 0
-    for message in messages:
+    stream, size = _stream(path, pa), 0
+    for message in pa.ipc.MessageReader.open_stream(stream):
         size += _unpacked_size(message)
         check_unpacked(path, size, path.stat().st_size)
+    stream.seek(stream.tell() - len(_END))
+    if stream.read()[: len(_END)] != _END:
+        raise ValueError("it ends between two batches of rows")
     return pa.ipc.open_stream(_stream(path, pa)).read_all()
 
 
@@ -407,23 +411,29 @@ def image_names(tables: Sequence[pyarrow.Table], column: str, splits: Sequence[s
 def _labels(files: Sequence[Path], tables: Sequence[Any], image: str, config: DataConfig) -> Labels:
     """Read the labels of all rows; the names of a `ClassLabel` replace its numbers."""
     schema = tables[0].schema
-    known = features(schema)
     wanted = [name for name in schema.names if name != image and _is_plain(schema.field(name).type)]
     if config.label_column in wanted:
         wanted = [config.label_column]
     check_columns(files, tables, [image], wanted)
     columns: dict[str, list[Any]] = {}
     for name in wanted:
-        class_names = _class_names(known.get(name))
-        values = [value for table in tables for value in table.column(name).to_pylist()]
-        columns[name] = [_named(value, class_names) for value in values] if class_names else values
+        named = [_class_names(features(table.schema).get(name)) for table in tables]  # each split has its own
+        if any(named) and not all(named):
+            raise DataError(
+                f"{files[named.index(())]}: column {name!r} has no names of classes, which other files have"
+            )
+        columns[name] = [
+            _named(value, names, file, row) if names else value
+            for file, table, names in zip(files, tables, named, strict=True)
+            for row, value in enumerate(table.column(name).to_pylist())
+        ]
     numbers: list[int | str] = [
         f"{file.name}, row {row}" for file, table in zip(files, tables, strict=True) for row in range(len(table))
     ]
     table = LabelTable(where=str(files[0].parent), columns=columns, numbers=numbers)
     labels = read_labels(table, config, exclude=set())
     # keep the order of the ClassLabel
-    orders = [_class_names(known.get(name)) for name in wanted]
+    orders = [_class_names(features(schema).get(name)) for name in wanted]
     number = {name: label for label, name in enumerate(labels.classes)}
     order = next((names for names in orders if names and number.keys() <= set(names)), None)
     if order is None:
@@ -457,10 +467,14 @@ def _class_names(feature: Any) -> tuple[str, ...]:
     return _class_names(feature.get("feature"))
 
 
-def _named(value: Any, names: Sequence[str]) -> Any:
+def _named(value: Any, names: Sequence[str], file: Path, row: int) -> Any:
     if isinstance(value, list):
-        return [_named(each, names) for each in value]
-    return names[value] if isinstance(value, int) and 0 <= value < len(names) else None
+        return [_named(each, names, file, row) for each in value]
+    if isinstance(value, int) and not 0 <= value < len(names):
+        raise DataError(
+            f"{file}, row {row}: there is no name of class {value} (names: {len(names)}); correct the label"
+        )
+    return names[value] if isinstance(value, int) else value
 
 
 def splits_in(folder: Path) -> dict[str, list[Path]]:
@@ -470,11 +484,25 @@ def splits_in(folder: Path) -> dict[str, list[Path]]:
     (`train-00000-of-00002.parquet`, `train/0000.parquet`, `beans-train.arrow`).
     """
     if (folder / "dataset_dict.json").is_file():
-        below = sorted(entry for entry in folder.iterdir() if (entry / "state.json").is_file())
-        return {entry.name: _data_files(entry) for entry in below}
+        return {name: _data_files(folder / name) for name in _saved_splits(folder / "dataset_dict.json")}
     if (folder / "state.json").is_file():
         return {"train": _data_files(folder)}
     return _by_name(folder) or _by_name(folder / "data")
+
+
+def _saved_splits(file: Path) -> list[str]:
+    """Return the names of the splits in a dataset_dict.json.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    try:
+        names = read_mapping(file)["splits"]
+        if not isinstance(names, list) or not all(isinstance(name, str) and Path(name).name == name for name in names):
+            raise ValueError("its splits are not names of folders")
+        return sorted(names)
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{file}: cannot be read ({error}); save the data set again") from None
 
 
 def _data_files(folder: Path) -> list[Path]:
