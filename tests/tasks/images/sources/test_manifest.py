@@ -165,6 +165,9 @@ def test_parquet_holds_what_it_holds(pictures: Path) -> None:
     (pictures / "bad.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match=r"bad\.parquet: cannot be read as \.parquet"):
         parts_of(pictures / "bad.parquet")
+    parquet.write_table(pa.Table.from_arrays([pa.array(["a"])] * 2, ["path", "path"]), pictures / "twice.parquet")
+    with pytest.raises(DataError, match=r"twice\.parquet: has two columns 'path'; rename one"):
+        parts_of(pictures / "twice.parquet")
 
 
 def test_a_text_that_parquet_stores_once_is_unpacked_within_limits(

@@ -19,7 +19,7 @@ import numpy as np
 
 from attngraft.errors import AttngraftError, ConfigError, DataError
 from attngraft.opening import check_regular, check_unpacked, parse_json, parse_numbers, read_data
-from attngraft.suggest import did_you_mean, quoted
+from attngraft.suggest import did_you_mean, quoted, repeated
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import Stamp, file_stamp, no_labels
 from attngraft.tasks.images.sources.listing import natural
@@ -303,6 +303,8 @@ def _parquet(path: Path) -> LabelTable:
     with arrow_errors(path) as pa:
         check_parquet(path, pa.parquet.read_metadata(path))
         file, size = pa.parquet.ParquetFile(path), 0
+        if (twice := repeated(file.schema_arrow.names)) is not None:
+            raise DataError(f"{path}: has two columns {quoted(twice)}; rename one")
         columns: dict[str, list[Any]] = {name: [] for name in file.schema_arrow.names}
         for batch in file.iter_batches():  # in memory, equal texts of a dictionary are repeated
             for name, column in zip(columns, batch.columns, strict=True):
