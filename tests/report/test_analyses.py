@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,11 @@ def test_a_folder_of_results(tmp_path: Path) -> None:
     assert "made-up-too.png" in left
     assert "made-up-3.png" not in left, "sheets of the earlier result are removed"
     assert [each.name for each in load_analyses(tmp_path)] == ["made-up", "made-up-too"]
+
+
+def test_names_of_files_that_are_no_text_are_kept(tmp_path: Path) -> None:
+    found = replace(result(PICTURES), title="\udcff.png")
+    assert load_analysis(save_analysis(found, tmp_path)).title == found.title
 
 
 @pytest.mark.slow

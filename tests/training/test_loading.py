@@ -185,6 +185,16 @@ def test_an_error_of_the_data_that_a_loading_process_hands_on_is_raised_at_once(
         assert not process.is_alive()
 
 
+def test_examples_that_do_not_fit_each_other_are_an_error_of_the_data() -> None:
+    class Uneven(ToySplit):
+        def collate(self, examples: list[Any]) -> Any:
+            raise DataError("of different sizes")
+
+    order = EvalOrder(length=4, batch_size=2)
+    with pytest.raises(DataError, match="^of different sizes$"):
+        next(iter(eval_batches(Uneven(4, ToyConfig(), seed=0, first=0), order, workers=1, pin=False)))
+
+
 def test_an_error_of_the_data_does_not_keep_the_loader() -> None:
     class Damaged(ToySplit):
         def __getitem__(self, key: tuple[int, int]) -> Any:

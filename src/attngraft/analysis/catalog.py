@@ -67,7 +67,7 @@ def save_analysis(result: AnalysisResult, folder: Path) -> Path:
         DataError: a number is not finite.
     """
     try:
-        text = json.dumps(dataclasses.asdict(result), ensure_ascii=False, allow_nan=False)
+        text = json.dumps(dataclasses.asdict(result), allow_nan=False)  # escapes what is no text in names
     except ValueError:
         raise DataError(
             f"{result.name}: the results are not finite, as with damaged weights or preprocessing of the model; correct them"

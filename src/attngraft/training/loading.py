@@ -173,13 +173,13 @@ def train_order(recipe: Recipe, split: Split, *, rank: int = 0, world: int = 1) 
 
 @dataclass(frozen=True)
 class _Failure:
-    """An error of the data, returned as an example by a loading process; torch would only keep its text."""
+    """An error of the data, returned as an example or a batch by a loading process; torch would only keep its text."""
 
     error: AttngraftError
 
 
 class _Examples(Dataset[Any]):
-    """A split that returns errors as examples instead of raising them."""
+    """A split that returns errors as examples or batches instead of raising them."""
 
     def __init__(self, split: Split) -> None:
         self._split = split
@@ -192,7 +192,10 @@ class _Examples(Dataset[Any]):
 
     def collate(self, examples: list[Any]) -> Any:
         failed = next((example for example in examples if isinstance(example, _Failure)), None)
-        return self._split.collate(examples) if failed is None else failed
+        try:
+            return self._split.collate(examples) if failed is None else failed
+        except AttngraftError as error:
+            return _Failure(error)
 
 
 #: errors while receiving a batch from a process that has died

@@ -102,7 +102,8 @@ def test_what_is_no_map(tmp_path: Path) -> None:
         (torch.zeros(1, 1, 1, 1).expand(2, 2, 9999, 9999), "must contain all its numbers"),
         (torch.full((2, 5, 2, 2), torch.nan), "scores must be finite, and classes whole numbers"),
         (torch.full((2, 5, 2, 2), 0.5), "scores must be finite, and classes whole numbers"),
-        (torch.full((2, 5, 2, 2), -1.0), "contains class -1, but the data have 7 classes"),
+        (torch.full((2, 1, 2, 2), -1.0), "contains class -1, but the data have 7 classes"),
+        (torch.zeros(2, 5, 2, 2), "contains a class twice at one place"),
     ],
 )
 def test_maps_with_other_contents_are_refused(tmp_path: Path, content: torch.Tensor, message: str) -> None:

@@ -13,6 +13,8 @@ import pytest
 from attngraft.cli import main
 from attngraft.errors import AttngraftError, ConfigError, DataError
 from attngraft.tasks.images.sources.splitting import save_split
+from attngraft.tasks.images.sources.table import LabelTable, read_groups
+from attngraft.tasks.translation import source as translation_source
 from attngraft.tasks.translation.config import TranslationConfig, TranslationDataConfig
 from attngraft.tasks.translation.files import read_lines
 from attngraft.tasks.translation.source import PairSource, open_pairs
@@ -277,3 +279,19 @@ def test_pairs_of_equal_sentences_are_noted(tmp_path: Path) -> None:
     assert "4 of 12 pairs have the same sentence in en and de" in opened(tmp_path).notes[0]
     with pytest.raises(ConfigError, match="task.data.max_length: every training pair has more than 1"):
         opened(tmp_path, max_length=1)
+
+
+def test_groups_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def counted(table: LabelTable, column: str) -> list[str]:
+        calls.append(column)
+        return read_groups(table, column)
+
+    monkeypatch.setattr(translation_source, "read_groups", counted)
+    rows = [f"{number} one,{number} eins,{number // 5}" for number in range(40)]
+    (tmp_path / "x.csv").write_text("\n".join(["en,de,document", *rows]))
+    found = opened(tmp_path / "x.csv", group_column="document")
+    assert calls == ["document"]
+    train, val = ({int(sentence.split()[0]) // 5 for sentence in part.sources} for part in (found.train, found.val))
+    assert train and val and not train & val

@@ -94,6 +94,8 @@ class LabelMaps:
             raise DataError(
                 f"{file}: scores must be finite, and classes whole numbers; make the map again with save_label_map"
             )
+        if (content[1].sort(dim=0).values.diff(dim=0) == 0).any():
+            raise DataError(f"{file}: contains a class twice at one place; make the map again with save_label_map")
         lowest, highest = int(content[1].min()), int(content[1].max())
         if lowest < 0 or highest >= self.classes:
             raise DataError(

@@ -117,6 +117,7 @@ def open_pairs(config: TranslationConfig, *, saved_split: Path | None = None) ->
     if data.folds is not None and in_val.any():
         notes.append(POOLED.format(noun="pair"))
     parts: dict[str, Pairs] = {}
+    groups = None if data.group_column is None else read_groups(table, data.group_column)
     if drawn or data.split_file is not None:
         division = divide(
             every,
@@ -126,7 +127,7 @@ def open_pairs(config: TranslationConfig, *, saved_split: Path | None = None) ->
             origin=origin,
             classes=(),
             saved_split=saved_split,
-            groups=None if data.group_column is None else [read_groups(table, data.group_column)[row] for row in rows],
+            groups=None if groups is None else [groups[row] for row in rows],
             noun="pair",
         )
         in_val, origin = division.in_val, division.origin

@@ -326,6 +326,31 @@ def test_words_for_no_label_may_be_labels_of_a_list(tmp_path: Path) -> None:
         open_source(DataConfig(source=str(path)))
 
 
+@pytest.mark.parametrize("text", [False, True])
+def test_vectors_of_zero_and_one_are_no_labels(tmp_path: Path, text: bool) -> None:
+    rows = [[0, 1, 0], [0, 0, 1], [1, 1, 0], [1, 0, 0]]
+    labels = [json.dumps(row) if text else row for row in rows]
+    lines = [json.dumps({"path": f"{index}.png", "labels": each}) + "\n" for index, each in enumerate(labels)]
+    (tmp_path / "a.jsonl").write_text("".join(lines))
+    with pytest.raises(DataError, match=r"a\.jsonl: column 'labels' has vectors of 0 and 1; write lists"):
+        open_source(DataConfig(source=str(tmp_path / "a.jsonl")))
+
+
+def test_parquet_files_whose_number_of_rows_is_wrong_are_refused(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet as pq
+
+    path = tmp_path / "x.parquet"
+    pq.write_table(
+        pa.table({"path": [f"{i}.png" for i in range(24)], "label": ["a", "b"] * 12}), path, store_schema=False
+    )
+    content = path.read_bytes()
+    footer = content.rindex(b"\x16\x30\x19\x1c")  # 24 rows, before the list of row groups
+    path.write_bytes(content[: footer + 1] + b"\x20" + content[footer + 2 :])
+    with pytest.raises(DataError, match=r"x\.parquet: cannot be read .*declares 16 rows, but has 24"):
+        open_source(DataConfig(source=str(path)))
+
+
 def test_labels_that_are_maps_are_refused(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet as pq

@@ -144,6 +144,7 @@ def test_images_that_are_no_files_are_refused(tmp_path: Path, kind: bytes) -> No
     [
         (lambda data: member("../../a/1.png") + data, r"the name '\.\./\.\./a/1\.png' leads out of it"),
         (lambda data: data.rstrip(b"\0") + bytes(-len(data.rstrip(b"\0")) % 512), "its end is missing"),
+        (lambda data: data + data, "it goes on behind its end"),
         (lambda data: member("pax", kind=tarfile.XHDTYPE, size=2**31) + data, r"has extra fields of 2\.1 GB"),
         (lambda data: member("long", kind=tarfile.GNUTYPE_LONGNAME, size=2**31) + data, r"has extra fields of 2\.1 GB"),
     ],

@@ -51,11 +51,11 @@ def draw_folds(
         if groups is None:
             split = StratifiedKFold(folds, shuffle=True, random_state=seed).split(np.zeros(len(labels)), labels)
             return _numbered(split, len(labels))
-    several = _indicators(labels, len(classes))
-    fold_of = _stratified(several, folds, groups=groups, seed=seed)
-    outside = np.stack([several[fold_of != fold].sum(axis=0) for fold in range(folds)]).min(axis=0)
-    alone = [repr(classes[i]) for i in np.flatnonzero((outside == 0) & (several.sum(axis=0) > 0)).tolist()]
-    if alone and labels.dtype.kind != "f":
+    fold_of = _stratified(labels, folds, classes=len(classes), groups=groups, seed=seed)
+    inside = _label_counts(labels, fold_of, folds, classes=len(classes))[:, :-1]
+    outside = inside.sum(axis=0) - inside.max(axis=0)
+    alone = [repr(classes[i]) for i in np.flatnonzero((outside == 0) & (inside.sum(axis=0) > 0)).tolist()]
+    if alone:
         share = f"has a single {noun}" if groups is None else f"has {noun}s of a single group"
         which = (
             f"class {alone[0]} {share}"
@@ -76,14 +76,19 @@ def _numbered(splits: Iterable[tuple[np.ndarray, np.ndarray]], examples: int) ->
     return fold_of
 
 
-def _indicators(labels: np.ndarray, classes: int) -> np.ndarray:
-    """Return the labels as (N, classes) of 0 and 1; for numbers, one column of ones."""
-    if labels.dtype.kind == "f":
-        return np.ones((len(labels), 1), dtype=np.int64)
-    return labels.astype(np.int64) if labels.ndim == 2 else np.eye(classes, dtype=np.int64)[labels]
+def _label_counts(labels: np.ndarray, part_of: np.ndarray, parts: int, *, classes: int) -> np.ndarray:
+    """Return the numbers of examples of each label, and of all, in each part, (parts, classes + 1); floats are no labels."""
+    numbers = labels.dtype.kind == "f"
+    counts = np.zeros((parts, (0 if numbers else classes) + 1), dtype=np.int32)
+    counts[:, -1] = np.bincount(part_of, minlength=parts)
+    if labels.ndim == 2 and not numbers:
+        np.add.at(counts[:, :-1], part_of, labels)
+    elif not numbers:
+        np.add.at(counts, (part_of, labels), 1)
+    return counts
 
 
-def _stratified(several: np.ndarray, folds: int, *, groups: Sequence[str] | None, seed: int) -> np.ndarray:
+def _stratified(labels: np.ndarray, folds: int, *, classes: int, groups: Sequence[str] | None, seed: int) -> np.ndarray:
     """Return the fold of each example by iterative stratification of groups.
 
     In each step, the groups with the rarest label left are assigned, the largest first, each to the fold that lacks most
@@ -91,13 +96,12 @@ def _stratified(several: np.ndarray, folds: int, *, groups: Sequence[str] | None
     """
     stream = np.random.RandomState(seed)  # its streams are the same in all NumPy versions
     group_of = (
-        np.arange(len(several))
+        np.arange(len(labels))
         if groups is None
         else np.unique(np.asarray(groups, dtype=np.str_), return_inverse=True)[1]
     )
     units = int(group_of.max()) + 1
-    counts = np.zeros((units, several.shape[1] + 1), dtype=np.int64)  # examples of each label, and of any
-    np.add.at(counts, group_of, np.column_stack([several, np.ones(len(several), dtype=np.int64)]))
+    counts = _label_counts(labels, group_of, units, classes=classes)
     order = stream.permutation(units)
     order = order[np.argsort(-counts[order, -1], kind="stable")]
     lacking = np.tile(counts.sum(axis=0) / folds, (folds, 1))

@@ -302,17 +302,20 @@ def check_parquet(path: Path, metadata: Any) -> None:
 def _parquet(path: Path) -> LabelTable:
     with arrow_errors(path) as pa:
         check_parquet(path, pa.parquet.read_metadata(path))
-        file, size = pa.parquet.ParquetFile(path), 0
+        file, size, number = pa.parquet.ParquetFile(path), 0, 0
         if (twice := repeated(file.schema_arrow.names)) is not None:
             raise DataError(f"{path}: has two columns {quoted(twice)}; rename one")
         columns: dict[str, list[Any]] = {name: [] for name in file.schema_arrow.names}
         for batch in file.iter_batches():  # in memory, equal texts of a dictionary are repeated
+            number += batch.num_rows
             for name, column in zip(columns, batch.columns, strict=True):
                 plain = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
                 size += plain.nbytes
                 check_unpacked(path, size, path.stat().st_size)
                 columns[name] += plain.to_pylist()
-    return LabelTable(where=str(path), columns=columns, numbers=list(range(file.metadata.num_rows)))
+        if number != file.metadata.num_rows:
+            raise ValueError(f"it declares {file.metadata.num_rows} rows, but has {number}")
+    return LabelTable(where=str(path), columns=columns, numbers=list(range(number)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -507,6 +510,7 @@ def as_lists(
                     f"{table.line(row)}: column {name!r} contains {quoted(entry)}; write a list of texts or numbers"
                 )
         rows = [_present(entry) if isinstance(entry, list) else [] for entry in entries]
+        _refuse_vectors(table, name, rows)
         return rows, f"Column {name!r} has lists of labels."
     for row, entry in enumerate(entries):
         if isinstance(entry, _NOT_PLAIN):
@@ -521,6 +525,7 @@ def as_lists(
         brackets = [text.startswith("[") and text.endswith("]") for text in different if text.lower() not in MISSING]
         if brackets and all(brackets):
             rows = [_json_list(table, row, name, text) for row, text in enumerate(texts)]
+            _refuse_vectors(table, name, rows)
             return rows, f"Column {name!r} has JSON lists of labels."
         marks = SEPARATORS.values() if name.lower() in LISTS else ()
         separator = next((mark for mark in marks if any(mark in text for text in different)), None)
@@ -544,6 +549,16 @@ def as_lists(
         if config.label_separator is None
         else f"{note}.",
     )
+
+
+def _refuse_vectors(table: LabelTable, name: str, rows: Sequence[Sequence[str]]) -> None:
+    """Check that lists of labels are no vectors with 0 or 1 for each class, in which labels are repeated."""
+    lengths = {len(row) for row in rows if row}
+    if len(lengths) == 1 and {*itertools.chain(*rows)} <= {"0", "1"} and any(len({*row}) < len(row) for row in rows):
+        raise DataError(
+            f"{table.where}: column {name!r} has vectors of 0 and 1; write lists of the labels that are present, or a "
+            "column for each class (task.data.label_columns)"
+        )
 
 
 def _json_list(table: LabelTable, row: int, name: str, text: str) -> list[str]:

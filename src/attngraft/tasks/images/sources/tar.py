@@ -147,6 +147,9 @@ def _read_index(path: Path) -> TarIndex:
             file.seek(tar.offset)  # tarfile also accepts a tar that was cut off between two members
             if len(file.read(tarfile.BLOCKSIZE)) < tarfile.BLOCKSIZE:
                 raise ValueError("its end is missing")
+            while rest := file.read(2**20):
+                if rest.strip(b"\0"):
+                    raise ValueError("it goes on behind its end, like tars that were joined")
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error}); replace or remove it") from None
     except (tarfile.TarError, *DAMAGE) as error:
