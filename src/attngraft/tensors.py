@@ -9,6 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+#: buffers of indices in the models of timm, torchvision and transformers
+_TABLES = ("relative_position_index", "attention_bias_idxs", "position_ids")
+
 
 def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return contiguous CPU tensors that share no storage, as safetensors requires; tied weights are copied."""
@@ -40,9 +43,23 @@ def kind_of(tensor: Tensor) -> str:
 
 
 def other_kinds(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> list[str]:
-    """Describe the tensors whose numbers are of another kind than those of the same name in `expected`."""
-    pairs = [(name, kind_of(tensor), kind_of(expected[name])) for name, tensor in tensors.items() if name in expected]
-    return [f"{name} of type {found} where {wanted} fits" for name, found, wanted in pairs if found != wanted]
+    """Describe the tensors whose numbers are of another kind than those of the same name in `expected`.
+
+    So are tables of indices, which a model computes from its arguments, with other values.
+    """
+    pairs = {name: (tensor, expected[name]) for name, tensor in tensors.items() if name in expected}
+    kinds = {name: (kind_of(tensor), kind_of(other)) for name, (tensor, other) in pairs.items()}
+    wrong = [
+        f"{name} of type {found} where {wanted} fits" for name, (found, wanted) in kinds.items() if found != wanted
+    ]
+    return wrong + [
+        f"{name} with other values than those that the model computes"
+        for name, (tensor, other) in pairs.items()
+        if name.rpartition(".")[2] in _TABLES
+        and not (tensor.is_meta or other.is_meta)
+        and tensor.shape == other.shape
+        and not torch.equal(tensor.cpu(), other.cpu())
+    ]
 
 
 def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:

@@ -153,6 +153,7 @@ def test_the_output_is_found_by_its_name(tmp_path: Path, names: list[str]) -> No
     [
         (lambda model: model.graph.ClearField("output"), "has 0 outputs"),
         (lambda model: model.graph.initializer.add(name="image", data_type=1, dims=[1], raw_data=bytes(4)), "0 inputs"),
+        (lambda model: [model.metadata_props.add(key="a", value=each) for each in "bc"], "metadata have 'a' twice"),
         (lambda model: model.metadata_props.add(key="attngraft", value="QQQQ"), "onnxruntime cannot read it .*utf-8"),
     ],
 )

@@ -358,6 +358,18 @@ def test_divided_weights_stay_in_their_folder(tmp_path: Path, part: Any) -> None
         folder_tensors(folder)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool])
+def test_weights_that_are_no_floats_are_refused(tmp_path: Path, dtype: torch.dtype) -> None:
+    saved(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = safetensors.torch.load_file(file)
+    name = next(name for name in weights if name.endswith(("query.weight", "q_proj.weight")))
+    weights[name] = weights[name].mul(100).to(dtype)
+    safetensors.torch.save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(attngraft.HostError, match=rf"{file}: {name} is (I8|I64|BOOL), as in quantized models"):
+        folder_tensors(tmp_path)
+
+
 def test_a_model_larger_than_the_memory_is_not_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved(tmp_path)
     monkeypatch.setattr("attngraft.models.schemes.memory_size", lambda: 1000)

@@ -249,3 +249,14 @@ def test_grafts_in_a_file_must_match(tmp_path: Path) -> None:
 def test_pretrained_and_weights_exclude_each_other(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="pass only one"):
         attngraft.create_model("vit_tiny_patch16_224", pretrained=True, weights=tmp_path)
+
+
+def test_tables_of_indices_are_those_of_the_model(tmp_path: Path) -> None:
+    model = attngraft.create_model("torchvision:swin_t")
+    weights = model.state_dict()
+    torch.save(weights, tmp_path / "x.pth")
+    read_weights(tmp_path / "x.pth").fill_host(attngraft.create_model("torchvision:swin_t"))
+    name = next(name for name in weights if name.endswith("relative_position_index"))
+    torch.save({**weights, name: weights[name].flip(0)}, tmp_path / "x.pth")
+    with pytest.raises(HostError, match=rf"{name} with other values than those that the model computes"):
+        read_weights(tmp_path / "x.pth").fill_host(model)

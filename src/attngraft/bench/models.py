@@ -138,7 +138,7 @@ def measure_models(
             try:
                 peak = peak_bytes(works[name], device, kept=[*model.parameters(), *model.buffers(), *tensors])
                 macs = sum(count_macs(part.module, *part.args, **part.kwargs) for part in single)
-            except (TypeError, ValueError, RuntimeError) as error:
+            except Exception as error:  # of the model's own code
                 shapes = ", ".join(str(tuple(each.shape)) for each in tensors)
                 raise UsageError(f"{name}: the forward pass on inputs of shape {shapes} failed: {error}") from error
             measured[name] = {

@@ -19,7 +19,7 @@ from attngraft.export.check import Forward, check_outputs, example_inputs
 from attngraft.export.torch_export import EXAMPLE
 from attngraft.opening import check_regular
 from attngraft.saved.manifest import Check, Manifest, manifest_text
-from attngraft.suggest import quoted
+from attngraft.suggest import quoted, repeated
 
 FILE = "model.onnx"
 OUTPUT = "logits"  #: name of the output
@@ -152,7 +152,7 @@ def open_onnx(path: Path) -> tuple[Forward, str | None]:
     options.log_severity_level = 3  # errors only
     try:
         check_regular(path)
-        _refuse_unbounded(path)
+        _check_program(path)
         session: Any = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         inputs, outputs = ([each.name for each in found] for found in (session.get_inputs(), session.get_outputs()))
         entry = session.get_modelmeta().custom_metadata_map.get(ENTRY)
@@ -175,16 +175,19 @@ def open_onnx(path: Path) -> tuple[Forward, str | None]:
     return forward, entry
 
 
-def _refuse_unbounded(path: Path) -> None:
-    """Check that a model's time and memory are bounded.
+def _check_program(path: Path) -> None:
+    """Check that a model has one value for each key of its metadata, and that its time and memory are bounded.
 
     Raises:
-        ValueError: an operator contains a graph, as loops do, a size depends on the values of pixels, or a tensor is huge.
+        ValueError: a key occurs twice, an operator contains a graph, as loops do, a size depends on the values of pixels, or
+            a tensor is huge.
     """
     import onnx
     import onnx.inliner
 
     model = onnx.load(path, load_external_data=False)
+    if (twice := repeated(entry.key for entry in model.metadata_props)) is not None:
+        raise ValueError(f"its metadata have {quoted(twice)} twice")
     functions = {(function.domain, function.name): function.node for function in model.functions}
 
     @cache

@@ -284,8 +284,9 @@ def folder_tensors(folder: Path, auto_class: str = IMAGE_CLASSIFIER) -> tuple[Pa
             f"{folder / WEIGHTS[0]}: no such file next to {CONFIG}, nor {' or '.join(WEIGHTS[1:3])}; "
             "copy it from the saved folder (save_pretrained writes both)"
         )
-    if file.suffix == ".json":
-        _check_index(file)
+    parts = _parts(file) if file.suffix == ".json" else [file]
+    for part in parts:
+        _refuse_integers(part)
     transformers = import_transformers(folder)
     model, report = _loaded(transformers, folder, file, auto_class)
     unexpected = report["unexpected_keys"]
@@ -303,11 +304,30 @@ def folder_tensors(folder: Path, auto_class: str = IMAGE_CLASSIFIER) -> tuple[Pa
     return file, {f"{prefix}{name}": value for name, value in model.state_dict().items() if name not in missing}
 
 
-def _check_index(index: Path) -> None:
-    """Check that the index of divided weights names regular files in its folder.
+def _refuse_integers(file: Path) -> None:
+    """Check that weights and biases in a .safetensors file are floats; transformers would take quantized ones for values.
 
     Raises:
-        HostError: it does not, or is damaged.
+        HostError: they are not.
+    """
+    if file.suffix != ".safetensors":
+        return
+    try:
+        check_regular(file)
+        with safetensors.safe_open(file, framework="pt") as opened:
+            kinds = {name: opened.get_slice(name).get_dtype() for name in opened.keys()}  # noqa: SIM118
+    except (OSError, safetensors.SafetensorError):
+        return  # explained when they are loaded
+    for name, kind in kinds.items():
+        if name.endswith((".weight", ".bias")) and (kind[0] in "IU" or kind == "BOOL"):
+            raise HostError(f"{file}: {name} is {kind}, as in quantized models; use weights that are floats")
+
+
+def _parts(index: Path) -> list[Path]:
+    """Return the files of divided weights, which are regular files in the folder of their index.
+
+    Raises:
+        HostError: they are not, or the index is damaged.
     """
     try:
         tensors: dict[str, set[str]] = {}
@@ -321,6 +341,7 @@ def _check_index(index: Path) -> None:
                 with safetensors.safe_open(index.with_name(part), framework="pt") as file:
                     if others := names ^ set(file.keys()):
                         raise ValueError(f"{part} and the index differ in {quoted(min(others))}")
+        return [index.with_name(part) for part in tensors]
     except (OSError, ValueError, LookupError, TypeError, AttributeError, safetensors.SafetensorError) as error:
         raise HostError(f"{index}: {first_line(error)}; download or save the folder again") from None
 
