@@ -118,6 +118,22 @@ def test_features_that_training_would_refuse_are_computed_again(
     assert all(np.allclose(each, first[entry], atol=1e-5) for entry, each in rows(out).items())
 
 
+def test_kept_features_in_huge_chunks_are_refused(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "features.h5"
+    options = ["features", photos, "--out", out, *HOST, "--device", "cpu"]
+    assert run(*options) == 0
+    name, sizes = "a.png_features", {"chunks": (2**10, 2**17), "maxshape": (None, None)}
+    shape = rows(out)[name].shape
+    with h5py.File(out, "r+") as file:
+        del file[name]
+        file.create_dataset(name, shape=shape, dtype="f4", compression="gzip", **sizes)
+    capsys.readouterr()
+    assert run(*options) == 2
+    assert "cannot be read as features in HDF5 (unpacks from" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["features.h5", ".features.h5.part"])
 def test_nothing_is_written_through_links(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str

@@ -15,12 +15,12 @@ from torch import Tensor
 from attngraft.counting import count
 from attngraft.errors import AttngraftError, DataError, FolderError
 from attngraft.files import writing
+from attngraft.hdf5 import array_in
 from attngraft.opening import DAMAGE, check_regular, open_regular
 from attngraft.suggest import cut
 from attngraft.tasks.captioning.encoder import EncoderConfig, create_encoder, read_images
 from attngraft.tasks.captioning.features import (
     ENDING,
-    array_in,
     as_attribute,
     described,
     key_of,
