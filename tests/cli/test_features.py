@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 
 from attngraft.tasks.captioning import encoder
 from attngraft.tasks.captioning.features import FeatureFile
@@ -86,6 +87,13 @@ def test_changed_images_are_computed_again(photos: Path, tmp_path: Path, capsys:
     assert "1 images new, 2 kept" in capsys.readouterr().out
     changed = {name for name, each in rows(out).items() if not np.array_equal(each, first[name])}
     assert changed == {"a.png_features"}
+    large = photos / "large.bmp"  # a BMP begins with its last row
+    Image.new("RGB", (160, 160), "red").save(large)
+    assert run(*options) == 0
+    data = large.read_bytes()
+    large.write_bytes(data[: 2**16] + bytes(len(data) - 2**16))
+    assert run(*options) == 0
+    assert capsys.readouterr().out.count("1 images new, 3 kept") == 2
 
 
 @pytest.mark.parametrize("damage", ["channels", "rows", "not finite", "zeros", "integers", "group", "link", "broken"])
