@@ -93,7 +93,7 @@ def read_points(raw: str, sampling: Sampling, *, any_normals: bool = False) -> t
     points, normals, _ = read_cloud(path, samples=max(SAMPLES, sampling.points))
     if sampling.normals and normals is None:
         raise DataError(f"{path}: has no normals, but the model was trained with them; add them")
-    if sampling.normals and not any_normals and not are_normals(normals):
+    if normals is not None and sampling.normals and not any_normals and not are_normals(normals):
         raise DataError(
             f"{path}: the three values after the coordinates are no normals, because their length is not 1, but the model "
             "was trained with normals; replace them"

@@ -18,16 +18,6 @@ HUGE = 2**25  #: JPEGs with more pixels are decoded at a reduced size
 
 _ORIENTATION = 0x0112  # EXIF
 _PHOTOMETRIC, _BITS, _PLANES, _SAMPLE_FORMAT = 262, 258, 284, 339  # TIFF
-_WIDTH, _HEIGHT, _CHANNELS, _STRIPS, _STRIP_ROWS, _TILES, _TILE_WIDTH, _TILE_HEIGHT = (
-    256,
-    257,
-    277,
-    273,
-    278,
-    324,
-    322,
-    323,
-)
 _QUARTER_TURNS = (5, 6, 7, 8)
 _LOSSY = ("jpeg", "tiff_jpeg", "webp")  #: compressions of TIFF that change values
 _SCALES = {"L;2": 85, "L;4": 17}  #: factors by which Pillow multiplies pixels of 2 and 4 bits, in any order
@@ -139,7 +129,7 @@ def _explained(where: str) -> Iterator[None]:
 
 
 def check_header(image: Image.Image) -> None:
-    """Raise ValueError if an image has no pixels, or lacks some, or they cannot be converted to RGB."""
+    """Raise ValueError if an image has no pixels, or pixels that cannot be converted to RGB."""
     if 0 in image.size:
         raise ValueError("it has no pixels")
     if image.mode in _UNSUPPORTED:
@@ -149,22 +139,6 @@ def check_header(image: Image.Image) -> None:
     split = planes == 2 and len(bits) > 1 and max(bits) > 8
     if split or (signed and max(bits) <= 8) or not {*bits} <= {1, 2, 4, 8, 16, 32}:
         raise ValueError("an unusual form of TIFF, which Pillow misreads; save it with 8 bits")
-    if _STRIPS in tags or _TILES in tags:
-        _check_pieces(tags)
-
-
-def _check_pieces(tags: Mapping[int, Any]) -> None:
-    """Raise ValueError if a TIFF lacks strips or tiles, for which Pillow takes zeros."""
-    width, height = tags[_WIDTH], tags[_HEIGHT]
-    if _STRIPS in tags:
-        offsets, size = tags[_STRIPS], (width, tags.get(_STRIP_ROWS, height))
-    else:
-        offsets, size = tags[_TILES], (tags[_TILE_WIDTH], tags[_TILE_HEIGHT])
-    needed = -(-width // size[0]) * -(-height // size[1])
-    needed *= tags.get(_CHANNELS, 1) if tags.get(_PLANES) == 2 else 1
-    found = sum(map(bool, offsets))
-    if found < needed:
-        raise ValueError(f"it is damaged: it has {found} of {needed} strips or tiles")
 
 
 def in_mode(image: Image.Image, mode: str) -> Image.Image:
