@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from typing import IO
+from collections.abc import Mapping
+from typing import IO, Any
 
 from PIL import Image, JpegImagePlugin
 
@@ -26,6 +27,8 @@ _PPM_HEADER = 2**10  #: bytes in which the header of a fast one ends
 _SLOW_PPM = 2**22  #: largest size in bytes of a slow one
 _BLOCK = 2**20  #: bytes of a PNG that are read at once
 _BMP_BITS = {"1": 1, "P;1": 1, "P;4": 4, "P": 8, "L": 8}  #: bits of a pixel in raw modes with one channel
+_WIDTH, _HEIGHT, _CHANNELS, _PLANES = 256, 257, 277, 284  # TIFF
+_STRIPS, _STRIP_ROWS, _TILES, _TILE_WIDTH, _TILE_HEIGHT = 273, 278, 324, 322, 323
 _COMMENTS = 1000  #: largest number of comments in one with numbers as text; each takes a copy of a block
 
 
@@ -50,6 +53,8 @@ def open_image(file: IO[bytes]) -> Image.Image:
             raise ValueError(f"it has more than {PIXELS:,} pixels; make it smaller") from None
         if image.format == "BMP":
             _check_bmp(image, start)
+        if image.format == "TIFF":
+            _check_tiff(image.tag_v2)  # type: ignore[attr-defined]
         _check_pixels(image, WEBP_PIXELS if image.format == "WEBP" else PIXELS)
         return image
     jpeg = JpegImagePlugin.jpeg_factory(file)  # Image.open would refuse large JPEGs, whose size can be reduced
@@ -65,6 +70,20 @@ def _check_bmp(image: Image.Image, start: bytes) -> None:
     bits = start[24] if start[14] == 12 else start[28]  # of a pixel; the header of OS/2 has 12 bytes
     if coder == "raw" and _BMP_BITS.get(raw, bits) != bits:
         raise ValueError(f"it is a BMP with gray colors in {bits} bits, which Pillow misreads; save it as PNG")
+
+
+def _check_tiff(tags: Mapping[int, Any]) -> None:
+    """Raise ValueError if a TIFF lacks strips or tiles, for which Pillow takes zeros."""
+    width, height = tags[_WIDTH], tags[_HEIGHT]
+    if _STRIPS in tags:
+        offsets, size = tags[_STRIPS], (width, tags.get(_STRIP_ROWS, height))
+    else:
+        offsets, size = tags.get(_TILES, ()), (tags.get(_TILE_WIDTH, width), tags.get(_TILE_HEIGHT, height))
+    needed = -(-width // max(1, size[0])) * -(-height // max(1, size[1]))
+    needed *= tags.get(_CHANNELS, 1) if tags.get(_PLANES) == 2 else 1
+    found = sum(map(bool, offsets))
+    if found < needed:
+        raise ValueError(f"it is damaged: it has {found} of {needed} strips or tiles")
 
 
 def check_png(file: IO[bytes]) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 
 from attngraft.tasks.captioning import encoder
 from attngraft.tasks.captioning.features import FeatureFile
@@ -86,6 +87,13 @@ def test_changed_images_are_computed_again(photos: Path, tmp_path: Path, capsys:
     assert "1 images new, 2 kept" in capsys.readouterr().out
     changed = {name for name, each in rows(out).items() if not np.array_equal(each, first[name])}
     assert changed == {"a.png_features"}
+    large = photos / "large.bmp"  # a BMP begins with its last row
+    Image.new("RGB", (160, 160), "red").save(large)
+    assert run(*options) == 0
+    data = large.read_bytes()
+    large.write_bytes(data[: 2**16] + bytes(len(data) - 2**16))
+    assert run(*options) == 0
+    assert capsys.readouterr().out.count("1 images new, 3 kept") == 2
 
 
 @pytest.mark.parametrize("damage", ["channels", "rows", "not finite", "zeros", "integers", "group", "link", "broken"])
@@ -116,6 +124,22 @@ def test_features_that_training_would_refuse_are_computed_again(
     assert run(*options) == 0
     assert "1 images new, 2 kept" in capsys.readouterr().out
     assert all(np.allclose(each, first[entry], atol=1e-5) for entry, each in rows(out).items())
+
+
+def test_kept_features_in_huge_chunks_are_refused(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "features.h5"
+    options = ["features", photos, "--out", out, *HOST, "--device", "cpu"]
+    assert run(*options) == 0
+    name, sizes = "a.png_features", {"chunks": (2**10, 2**17), "maxshape": (None, None)}
+    shape = rows(out)[name].shape
+    with h5py.File(out, "r+") as file:
+        del file[name]
+        file.create_dataset(name, shape=shape, dtype="f4", compression="gzip", **sizes)
+    capsys.readouterr()
+    assert run(*options) == 2
+    assert "cannot be read as features in HDF5 (unpacks from" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["features.h5", ".features.h5.part"])

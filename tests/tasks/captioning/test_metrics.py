@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 from attngraft.tasks.captioning import metrics
 from attngraft.tasks.captioning.cider import Frequencies, cider_d
-from attngraft.tasks.captioning.metrics import measure, meteor, rouge_l, statistics
+from attngraft.tasks.captioning.metrics import longest_common_subsequence, measure, meteor, rouge_l, statistics
 from tests.tasks.captioning.captions import flickr8k, random_captions, random_references
 
 REFERENCES = [
@@ -114,6 +115,28 @@ def test_document_frequencies_can_be_those_of_other_captions() -> None:
     assert vectors[0] == pytest.approx({("a",): 2 * math.log(3 / 2), ("bird",): math.log(3)})
     assert norms[0] == pytest.approx(math.hypot(2 * math.log(3 / 2), math.log(3)))
     assert cider_d([["a", "dog"]], [[["a", "dog"]]], frequencies=frequencies)[0] == pytest.approx(5)
+
+
+def test_common_subsequences_are_the_longest() -> None:
+    def table(first: list[int], second: list[int]) -> int:
+        lengths = [[0] * (len(second) + 1) for _ in range(len(first) + 1)]
+        for i, one in enumerate(first):
+            for j, other in enumerate(second):
+                longest = max(lengths[i][j + 1], lengths[i + 1][j])
+                lengths[i + 1][j + 1] = lengths[i][j] + 1 if one == other else longest
+        return lengths[-1][-1]
+
+    random = np.random.default_rng(0)
+    for kinds in (1, 2, 5, 30):
+        for _ in range(100):
+            first, second = (random.integers(kinds, size=random.integers(100)).tolist() for _ in range(2))
+            assert longest_common_subsequence(first, second) == table(first, second)
+
+
+def test_long_captions_of_signs_are_compared_quickly() -> None:
+    start = time.process_time()
+    assert longest_common_subsequence("$" * 5000 + ".", "$.$" * 1666) == 3332
+    assert time.process_time() - start < 1  # 4 s in a table
 
 
 def test_precision_and_recall_of_rouge_are_of_different_references() -> None:

@@ -43,6 +43,18 @@ def test_karpathy_divides_coco_by_id_and_others_by_name(tmp_path: Path) -> None:
     assert opened(tmp_path, split_file=str(other)).parts().keys() == {"train", "val", "test"}
 
 
+def test_rows_in_a_cell_are_noted(tmp_path: Path) -> None:
+    pictures.write_csv(tmp_path)
+    pictures.write_images(tmp_path / "images")
+    assert not opened(tmp_path).notes
+    file = tmp_path / "captions_train.csv"
+    lines = file.read_text().splitlines()
+    lines[1], lines[4] = lines[1].replace(",", ',"'), lines[4] + '"'
+    file.write_text("\n".join(lines))
+    note = "captions_train.csv: row 2: a cell spans 4 lines that look like rows; check the quotation marks."
+    assert opened(tmp_path).notes == opened(file, val_fraction=0.4).notes == (note,)
+
+
 def test_captions_without_validation_are_divided_at_random(tmp_path: Path) -> None:
     pictures.write_jsonl(tmp_path)
     (tmp_path / "captions_val.jsonl").unlink()

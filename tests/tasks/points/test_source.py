@@ -350,6 +350,12 @@ def test_hdf5_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         file["label"] = np.zeros((1, 1), dtype=int)
     with pytest.raises(DataError, match="train0.h5: cannot be read .unpacks from .* to 1.2 TB"):
         load_clouds(tmp_path)
+    with h5py.File(path, "w") as file:
+        sizes = {"chunks": (1, 1000, 10**5), "maxshape": (None, None, None)}
+        file.create_dataset("data", shape=(1, 1000, 3), dtype="f8", compression="gzip", **sizes)
+        file["label"] = np.zeros((1, 1), dtype=int)
+    with pytest.raises(DataError, match="train0.h5: cannot be read .unpacks from .* to 800.0 MB"):
+        load_clouds(tmp_path)
     hdf5(path)
     hdf5(tmp_path / "other.h5")
     with pytest.raises(DataError, match="other.h5: the name tells no split; rename it"):

@@ -143,6 +143,29 @@ def test_columns_of_each_file_are_checked(tmp_path: Path) -> None:
         opened(folder)
 
 
+def test_missing_files_are_noted(tmp_path: Path) -> None:
+    folder = write(tmp_path / "set", train=2, validation=1)
+    assert not opened(folder).notes
+    first = folder / "data" / "train-00000-of-00001.parquet"
+    part = first.rename(first.with_name("train-00000-of-00003.parquet"))
+    assert opened(folder).notes == ("2 files are missing, by the names of the other 2.",)
+    assert not opened(part, val_fraction=0.5).notes
+
+
+def test_copies_of_training_images_are_noted(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    folder = write(tmp_path / "set", train=3, validation=2)
+    assert not opened(folder).copies()
+    train, val = (folder / "data" / f"{split}-00000-of-00001.parquet" for split in ("train", "validation"))
+    parquet.write_table(pyarrow.concat_tables([parquet.read_table(val), parquet.read_table(train)[1:2]]), val)
+    assert opened(folder).copies() == [
+        f"Leak: 1 val image is a copy of images of an earlier split, such as {val}: row 2, column 'image', so the results "
+        "are too good."
+    ]
+
+
 def test_a_study_of_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write(tmp_path / "set", train=8, validation=2)
     assert run("data", "check", f"hf:{folder}", "--json") == 0

@@ -327,6 +327,19 @@ def test_ignored_labels(tmp_path: Path, fields: dict[str, Any], classes: int, ex
     assert source.train.label(0)[:3, 0].tolist() == expected
 
 
+def test_a_class_with_the_ignored_label_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "images", "masks")
+    file = tmp_path / "classes.txt"
+    file.write_text("0 a\n1 b\n2 c\n255 cell\n")
+    with pytest.raises(
+        DataError, match=r"classes\.txt: 'cell' has the label 255, which is ignored; give the class another"
+    ):
+        opened(tmp_path)
+    assert opened(tmp_path, ignore=(255,)).labels.classes == ("a", "b", "c")
+    file.write_text("0 a\n1 b\n2 c\n255 Void\n")
+    assert opened(tmp_path).labels.classes == ("a", "b", "c")
+
+
 def spoil(folder: Path, what: str) -> None:
     masks = folder / "masks"
     match what:

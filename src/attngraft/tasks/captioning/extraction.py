@@ -15,12 +15,12 @@ from torch import Tensor
 from attngraft.counting import count
 from attngraft.errors import AttngraftError, DataError, FolderError
 from attngraft.files import writing
+from attngraft.hdf5 import array_in
 from attngraft.opening import DAMAGE, check_regular, open_regular
 from attngraft.suggest import cut
 from attngraft.tasks.captioning.encoder import EncoderConfig, create_encoder, read_images
 from attngraft.tasks.captioning.features import (
     ENDING,
-    array_in,
     as_attribute,
     described,
     key_of,
@@ -32,7 +32,6 @@ from attngraft.tasks.captioning.features import (
 _STAMP = (
     "image"  #: attribute of an image's array, by which a changed image is found; absent in files of earlier versions
 )
-_COMPARED = 2**16  #: number of bytes at the start of an image's file that are hashed
 
 
 class FeatureWriter:
@@ -137,10 +136,10 @@ class FeatureWriter:
 
 
 def _stamp(image: Path) -> str:
-    """Return the size of an image's file and a digest of its beginning; empty if it cannot be read."""
+    """Return the size and a digest of an image's file; empty if it cannot be read."""
     try:
         with open_regular(image) as file:
-            return f"{os.fstat(file.fileno()).st_size} {hashlib.sha256(file.read(_COMPARED)).hexdigest()[:16]}"
+            return f"{os.fstat(file.fileno()).st_size} {hashlib.file_digest(file, 'sha256').hexdigest()[:16]}"
     except OSError:  # reported when the image is read
         return ""
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +22,8 @@ import numpy as np
 
 from attngraft.errors import AttngraftError, ConfigError, DataError
 from attngraft.files import user_path
-from attngraft.opening import DAMAGE, access_errors, check_unpacked, open_regular, parse_json
+from attngraft.hdf5 import array_in
+from attngraft.opening import DAMAGE, access_errors, open_regular, parse_json
 from attngraft.suggest import cut, shortened
 from attngraft.tasks.captioning.config import CaptioningConfig
 from attngraft.tasks.captioning.encoder import EncoderConfig
@@ -203,8 +203,6 @@ class FeatureFile:
                     f"{what} of {cut(name)} has {shape[1]} channels, but other images {self.channels}; compute all features "
                     "with the same model"
                 )
-            entries = max(dataset.size, math.prod(dataset.chunks or ()))  # a chunk is read as a whole
-            check_unpacked(self.path, entries * dataset.dtype.itemsize, self.path.stat().st_size)
             yield dataset
 
     def _opened(self) -> Any:
@@ -212,17 +210,6 @@ class FeatureFile:
         if self._file is None or self._process != os.getpid():
             self._file, self._process = open_hdf5(self.path), os.getpid()
         return self._file
-
-
-def array_in(file: Any, entry: str) -> Any:
-    """Return an array of an HDF5 file, without reading it; None if there is none, or it is in another file."""
-    import h5py
-
-    inside = isinstance(file.get(entry, getlink=True), h5py.HardLink)  # a link is not followed
-    dataset = file[entry] if inside else None
-    if not isinstance(dataset, h5py.Dataset) or dataset.shape is None or dataset.external or dataset.is_virtual:
-        return None
-    return dataset
 
 
 def text_attribute(owner: Any, name: str) -> str | None:

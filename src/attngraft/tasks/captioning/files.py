@@ -137,13 +137,16 @@ def read_karpathy(file: Path) -> list[Captioned]:
     return found
 
 
-def read_caption_table(file: Path) -> list[Captioned]:
+def read_caption_table(file: Path, notes: list[str]) -> list[Captioned]:
     """Read a .jsonl with `file_name` and `captions`, or a .csv with `file_name` and `caption` and a row for each caption.
+
+    Notes on the table are appended to `notes`.
 
     Raises:
         DataError: the file cannot be read, or a row lacks a name or a caption.
     """
     table = read_table(file)
+    notes += filter(None, [table.note])
     name_column, caption_column = _column(table, NAME_COLUMNS), _column(table, CAPTION_COLUMNS)
     found = dict[str, Captioned]()
     for row, (name, captions) in enumerate(zip(table.columns[name_column], table.columns[caption_column], strict=True)):

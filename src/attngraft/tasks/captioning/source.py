@@ -122,7 +122,8 @@ def _read(path: Path) -> tuple[Parts, str, list[str]]:
     origin = "the splits of the data"
     if path.is_file():
         if path.suffix.lower() in KINDS:
-            return {"train": read_caption_table(path)}, origin, []
+            notes = list[str]()
+            return {"train": read_caption_table(path, notes)}, origin, notes
         if path.suffix.lower() == ".json":
             karpathy = path.name.startswith("dataset_")
             return ({}, origin, []) if karpathy else ({"train": read_coco_captions(path, split="")}, origin, [])
@@ -140,7 +141,7 @@ def _read(path: Path) -> tuple[Parts, str, list[str]]:
         of_splits = {"train": tables["captions"]}
     if of_splits:
         notes = _unread(path, list(of_splits.values()))
-        return {split: read_caption_table(file) for split, file in of_splits.items()}, origin, notes
+        return {split: read_caption_table(file, notes) for split, file in of_splits.items()}, origin, notes
     tokens = [file for file in sorted(path.rglob("*.token*")) if file.name.endswith((".token", ".token.txt"))]
     tokens = sorted(tokens, key=lambda file: "lemma" in file.name)
     if tokens:

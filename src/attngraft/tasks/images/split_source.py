@@ -11,10 +11,10 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 import numpy as np
 
 from attngraft.errors import DataError
-from attngraft.opening import open_regular
 from attngraft.tasks.images.config import SplitConfig
 from attngraft.tasks.images.folders import SPLITS
 from attngraft.tasks.images.sources.splitting import divide
+from attngraft.tasks.images.stored import Stored, open_stored, stored_bytes
 
 
 class Annotated(Protocol):
@@ -35,7 +35,7 @@ class Annotated(Protocol):
 
 T = TypeVar("T", bound=Annotated)
 
-_COMPARED = 2**16  #: bytes at the start of files of one size, of which copies are the same
+_COMPARED = 2**16  #: bytes at the start of images of one size, of which copies are the same
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,16 +55,16 @@ class SplitSource(Generic[T]):
         return {"train": self.train, "val": self.val} | ({} if self.test is None else {"test": self.test})
 
     def copies(self) -> list[str]:
-        """Return a note for each split with image files that are copies of those of an earlier split."""
-        notes, earlier = list[str](), dict[int, list[Path]]()
+        """Return a note for each split with images that are copies of those of an earlier split."""
+        notes, earlier = list[str](), dict[int, list[Stored]]()
         digests: dict[int, set[bytes]] = {}
         for name, part in self.parts().items():
-            files = [(_file_size(path), path) for path in part.images if isinstance(path, Path)]
+            files = [(_size(image), image) for image in part.images]
             for size in {size for size, _ in files} & earlier.keys():
                 digests[size] = set(map(_start, earlier[size]))
-            copied = [path for size, path in files if size in earlier and _start(path) in digests[size]]
-            for size, path in files:
-                earlier.setdefault(size, []).append(path)
+            copied = [image for size, image in files if size in earlier and _start(image) in digests[size]]
+            for size, image in files:
+                earlier.setdefault(size, []).append(image)
             if copied:
                 verb = "image is a copy" if len(copied) == 1 else "images are copies"
                 notes.append(
@@ -133,16 +133,16 @@ def split_images(
     return SplitSource(where=str(root), train=train, val=val, test=test, origin=origin, drawn=drawn, notes=tuple(notes))
 
 
-def _file_size(path: Path) -> int:
+def _size(image: Stored) -> int:
     try:
-        return path.stat().st_size
-    except OSError:
+        return stored_bytes(image)
+    except (OSError, DataError):
         return -1
 
 
-def _start(path: Path) -> bytes:
+def _start(image: Stored) -> bytes:
     try:
-        with open_regular(path) as file:
+        with open_stored(image) as file:
             return hashlib.sha256(file.read(_COMPARED)).digest()
-    except OSError:
-        return str(path).encode(errors="surrogateescape")
+    except (OSError, DataError):  # reported when the image is read
+        return str(image).encode(errors="surrogateescape")

@@ -41,6 +41,15 @@ def stored_bytes(stored: Stored) -> int:
     return 0 if stamp is None else stamp[0]
 
 
+def open_stored(stored: Stored) -> IO[bytes]:
+    """Open an encoded image.
+
+    Raises:
+        OSError, DataError: it cannot be read.
+    """
+    return open_regular(stored) if isinstance(stored, Path) else stored.images.raw(stored.index)
+
+
 def read_image(stored: Stored) -> Image.Image:
     """Return an image in mode RGB, upright.
 
@@ -91,7 +100,7 @@ def lossy(stored: Stored) -> DataError:
 @contextmanager
 def _opened(stored: Stored, what: str) -> Iterator[IO[bytes]]:
     try:
-        with open_regular(stored) if isinstance(stored, Path) else stored.images.raw(stored.index) as stream:
+        with open_stored(stored) as stream:
             yield stream
     except UnreadableImage as error:
         raise DataError(f"{stored}: cannot be read as {what} ({error.reason}); replace or remove it") from None

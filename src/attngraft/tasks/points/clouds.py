@@ -14,6 +14,7 @@ Place = Callable[[int], str]  #: location of a point, for messages: `chair/1.txt
 
 quiet = np.errstate(over="ignore", invalid="ignore")  #: without warnings on numbers that are refused afterwards
 
+_LOOKED_AT = 10_000  #: points whose normals are checked
 _PARTS = 1000  #: most parts that a label can number; a model returns a number for each part at each point
 
 
@@ -106,6 +107,12 @@ def check_cloud(
                 f"{place(first)}: the part {cloud.parts[first]} is none of its category's ({shortened(sorted(parts), 8)}); "
                 "correct the label"
             )
+
+
+def are_normals(vectors: np.ndarray) -> bool:
+    """Return whether most of the vectors (N, 3), or of an even sample of them, have the length 1; colors have not."""
+    lengths = np.linalg.norm(vectors[:: max(1, len(vectors) // _LOOKED_AT)], axis=1)
+    return bool(np.mean(np.abs(lengths - 1) < 0.1) > 0.5)
 
 
 def normalize(points: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from attngraft.errors import DataError
 from attngraft.files import user_path
 from attngraft.tasks.codec import Codec
 from attngraft.tasks.heads import mean_logits
-from attngraft.tasks.points.clouds import Cloud, check_cloud
+from attngraft.tasks.points.clouds import Cloud, are_normals, check_cloud
 from attngraft.tasks.points.formats import EXTENSIONS, SAMPLES, point_place, read_cloud
 from attngraft.tasks.points.split import Sampling
 from attngraft.tasks.points.voting import mean_probabilities
@@ -25,6 +25,7 @@ class PointsCodec(Codec):
         classes: names of the classes.
         votes: see `voting.mean_probabilities`.
         activation: of the logits.
+        any_normals: whether normals may have another length than 1 (`task.data.normals=true`).
     """
 
     takes = "point clouds"
@@ -37,15 +38,17 @@ class PointsCodec(Codec):
         classes: Sequence[str],
         votes: int,
         activation: Literal["softmax", "sigmoid", "none"],
+        any_normals: bool = False,
     ) -> None:
         self.sampling, self.labels, self.votes, self.activation = sampling, classes, votes, activation
+        self.any_normals = any_normals
 
     def example_inputs(self, batch_size: int) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """Return random clouds (B, N, channels) in the unit ball."""
         return (example_clouds(self.sampling, batch_size),), {}
 
     def check(self, raw: str) -> None:
-        read_points(raw, self.sampling)
+        read_points(raw, self.sampling, any_normals=self.any_normals)
 
     def encode(self, inputs: Sequence[str]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """Return the clouds of files, (B, N, channels).
@@ -53,7 +56,8 @@ class PointsCodec(Codec):
         Raises:
             DataError: a file cannot be read.
         """
-        return (torch.stack([read_points(raw, self.sampling)[0] for raw in inputs]),), {}
+        found = [read_points(raw, self.sampling, any_normals=self.any_normals)[0] for raw in inputs]
+        return (torch.stack(found),), {}
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
         """Return logits (B, classes), with votes of the mean probabilities."""
@@ -77,7 +81,7 @@ def example_clouds(sampling: Sampling, count: int) -> Tensor:
     return torch.cat([part / part.norm(dim=2, keepdim=True) for part in values.split(3, dim=2)], dim=2)
 
 
-def read_points(raw: str, sampling: Sampling) -> tuple[Tensor, np.ndarray]:
+def read_points(raw: str, sampling: Sampling, *, any_normals: bool = False) -> tuple[Tensor, np.ndarray]:
     """Read a file as data are read: the points that a model gets (N, channels), and all points (M, 3).
 
     Raises:
@@ -89,6 +93,11 @@ def read_points(raw: str, sampling: Sampling) -> tuple[Tensor, np.ndarray]:
     points, normals, _ = read_cloud(path, samples=max(SAMPLES, sampling.points))
     if sampling.normals and normals is None:
         raise DataError(f"{path}: has no normals, but the model was trained with them; add them")
+    if normals is not None and sampling.normals and not any_normals and not are_normals(normals):
+        raise DataError(
+            f"{path}: the three values after the coordinates are no normals, because their length is not 1, but the model "
+            "was trained with normals; replace them"
+        )
     cloud = Cloud(name=path.name, points=points, normals=normals, parts=None, category=0)
     least = 2 if sampling.sample == "repeated" else sampling.points
     check_cloud(cloud, where=str(path), place=lambda index: point_place(path, index), least=least)

@@ -15,6 +15,7 @@ from attngraft.suggest import shortened
 from attngraft.tasks.images.checks import LEAK_LIMIT
 from attngraft.tasks.images.sources.base import alike_classes
 from attngraft.tasks.images.sources.splitting import POOLED, divide, split_digest
+from attngraft.tasks.points.clouds import are_normals
 from attngraft.tasks.points.config import PointPartsConfig, PointsConfig
 from attngraft.tasks.points.formats import SAMPLES
 from attngraft.tasks.points.packed import PackedClouds, pack
@@ -24,7 +25,6 @@ from attngraft.tasks.task import SPLIT_FILE
 
 _COMPARED = 256  #: first points of clouds that are compared to find copies
 _LISTED = 5  #: most classes listed in a note
-_LOOKED_AT = 10_000  #: points whose normals are checked
 _PICKED_ON_TEST = (
     "The best epoch is picked on the test part, as in the authors' code (task.data.validation=test): its results are too "
     "good to compare with others that were picked on a validation part."
@@ -99,7 +99,7 @@ def open_clouds(config: PointsConfig | PointPartsConfig, *, saved_split: Path | 
             f"task.data.normals: the clouds of {source.where} have none; use --set task.data.normals=false"
         )
     splits, notes = pack(source), list[str]()
-    if source.has_normals and data.normals is None and not _are_normals(splits["train"]):
+    if source.has_normals and data.normals is None and not are_normals(splits["train"].values[:, 3:6]):
         splits = {name: replace(clouds, has_normals=False) for name, clouds in splits.items()}
         notes.append(
             "The three values after the coordinates are not used: they are no normals, because their length is not 1 "
@@ -155,12 +155,6 @@ def open_clouds(config: PointsConfig | PointPartsConfig, *, saved_split: Path | 
         notes=tuple(notes),
         refusal="" if data.check == "off" else _copies(source.where, train, {"validation": val, "test": test}),
     )
-
-
-def _are_normals(clouds: PackedClouds) -> bool:
-    """Return whether most of the vectors have the length 1; colors have not."""
-    lengths = np.linalg.norm(clouds.values[:: max(1, len(clouds.values) // _LOOKED_AT), 3:6], axis=1)
-    return bool(np.mean(np.abs(lengths - 1) < 0.1) > 0.5)
 
 
 def sampling_of(config: PointsConfig | PointPartsConfig, *, has_normals: bool, known: bool | None) -> Sampling:

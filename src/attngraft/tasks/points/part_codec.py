@@ -23,14 +23,22 @@ class PartsCodec(Codec):
         classes: names of the categories.
         parts: numbers of the parts of each category.
         votes: see `voting.mean_probabilities`.
+        any_normals: see `PointsCodec`.
     """
 
     takes = "point clouds"
 
     def __init__(
-        self, sampling: Sampling, *, classes: Sequence[str], parts: Sequence[Sequence[int]], votes: int
+        self,
+        sampling: Sampling,
+        *,
+        classes: Sequence[str],
+        parts: Sequence[Sequence[int]],
+        votes: int,
+        any_normals: bool = False,
     ) -> None:
         self.sampling, self.classes, self.parts, self.votes = sampling, list(classes), parts, votes
+        self.any_normals = any_normals
 
     def example_inputs(self, batch_size: int) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """Return random clouds (B, N, channels), and categories (B,)."""
@@ -58,7 +66,8 @@ class PartsCodec(Codec):
             raise DataError(
                 f"{raw}: give CATEGORY=FILE, with the category of the shape{near}: {shortened(self.classes, 20)}"
             )
-        return read_points(path, self.sampling)[0], self.classes.index(category)
+        points, _ = read_points(path, self.sampling, any_normals=self.any_normals)
+        return points, self.classes.index(category)
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
         """Return probabilities (B, N, parts) of all parts, by one pass or several votes."""

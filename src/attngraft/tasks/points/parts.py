@@ -138,7 +138,11 @@ class PointParts(ConfiguredTask):
 
     def codec(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> PartsCodec:
         return PartsCodec(
-            Sampling(**facts["input"]), classes=facts["classes"], parts=facts["parts"], votes=self.config.test.votes
+            Sampling(**facts["input"]),
+            classes=facts["classes"],
+            parts=facts["parts"],
+            votes=self.config.test.votes,
+            any_normals=bool(self.config.data.normals),
         )
 
     def compatible(self, a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:

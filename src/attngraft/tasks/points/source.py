@@ -22,7 +22,8 @@ import numpy as np
 
 from attngraft.errors import ConfigError, DataError
 from attngraft.files import printable, user_path
-from attngraft.opening import DAMAGE, access_errors, check_unpacked, open_npz, open_regular, read_json, read_text
+from attngraft.hdf5 import array_in
+from attngraft.opening import DAMAGE, access_errors, open_npz, open_regular, read_json, read_text
 from attngraft.suggest import did_you_mean, first_line, quoted, shortened
 from attngraft.tasks.images.sources.base import MAX_CLASSES, check_classes, file_stamp
 from attngraft.tasks.images.sources.listing import is_junk, natural
@@ -445,18 +446,15 @@ def _hdf5(root: Path, files: Sequence[Path]) -> _Found:
 
 
 def _dataset(file: Any, name: str, path: Path) -> np.ndarray:
-    """Read an array of an HDF5 file, whose size is checked before, because it may be compressed or a hole.
+    """Read an array of an HDF5 file.
 
     Raises:
         DataError: it is in another file, which could be any, or is not an array.
+        UnsuitableFile: see `array_in`.
     """
-    import h5py
-
-    inside = isinstance(file.get(name, getlink=True), h5py.HardLink)  # a link is not followed
-    dataset = file[name] if inside else None
-    if not isinstance(dataset, h5py.Dataset) or dataset.shape is None or dataset.external or dataset.is_virtual:
+    dataset = array_in(file, name)
+    if dataset is None:
         raise DataError(f"{path}: {name} is not an array in this file; write the array itself into it")
-    check_unpacked(path, dataset.size * dataset.dtype.itemsize, path.stat().st_size)
     values: np.ndarray = dataset[()]
     return values
 

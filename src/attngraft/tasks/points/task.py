@@ -110,6 +110,7 @@ class Points(LabelTask):
             classes=facts["classes"],
             votes=self.config.test.votes,
             activation=self.activation,
+            any_normals=bool(self.config.data.normals),
         )
 
     @classmethod

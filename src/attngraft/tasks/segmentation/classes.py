@@ -52,7 +52,11 @@ CITYSCAPES = {
 
 
 def mask_classes(root: Path, config: MaskDataConfig, masks: Sequence[Stored]) -> Labels:
-    """Return the classes of a class file, of Cityscapes, or of the masks."""
+    """Return the classes of a class file, of Cityscapes, or of the masks.
+
+    Raises:
+        DataError: there are fewer than 2 classes or more than 254, or they do not fit the masks.
+    """
     file = root / "classes.txt" if config.classes_file is None else user_path(config.classes_file)
     first = read_mask(masks[0])
     mode, palette = first.mode, first.getpalette() if first.mode == "P" else None
@@ -73,6 +77,11 @@ def mask_classes(root: Path, config: MaskDataConfig, masks: Sequence[Stored]) ->
         listed = [(label, f"class {label}", None) for label in _values(masks)]
     shift = 1 if config.reduce_zero_label or (root / _ADE20K).exists() else 0
     ignored = _ignored(config, listed, file)
+    if lost := [name for label, name, _ in listed if label == IGNORED and label not in ignored]:
+        raise DataError(
+            f"{file}: {quoted(lost[0])} has the label {IGNORED}, which is ignored; give the class another label, or call it "
+            f"void (or use --set task.data.ignore=[{IGNORED}])"
+        )
     kept = [each for each in listed if each[0] not in ignored and each[0] >= shift and each[0] != IGNORED]
     if len(kept) == 1 and [each[0] for each in listed] == [0]:
         raise DataError(

@@ -19,6 +19,7 @@ from attngraft.tasks.images.sources.huggingface import (
     image_columns,
     image_names,
     is_saved,
+    missing_parts,
     open_table,
     read_schema,
     splits_in,
@@ -47,16 +48,16 @@ def has_mask_column(source: str) -> bool:
     path = _path(source)
     if not path.exists() or not is_table(source):
         return False
-    file = next((file for files in _files(path).values() for file in files), None)
+    file = next((file for files in splits_in(path).values() for file in files), None)
     found = [] if file is None else image_columns(read_schema(file))
     return len(found) > 1 and any(name in MASKS for name in found)
 
 
-def read_columns(config: MaskDataConfig) -> tuple[Path, dict[str, Rows]]:
+def read_columns(config: MaskDataConfig) -> tuple[Path, dict[str, Rows], str]:
     """Find the rows of each split, named `train`, `val` and `test`.
 
     Returns:
-        The folder of the data set, for a class file, and its rows.
+        The folder of the data set, for a class file, its rows, and a note or an empty string.
 
     Raises:
         DataError: there are no files, no training split, or no column of images or of masks.
@@ -68,7 +69,7 @@ def read_columns(config: MaskDataConfig) -> tuple[Path, dict[str, Rows]]:
             f"{config.source}: no such file or folder; hf: only reads data sets on the local disk (written by "
             "save_to_disk, or a downloaded repository)"
         )
-    files = _files(path)
+    files = splits_in(path)
     if not files:
         raise DataError(f"{path}: contains no .arrow or .parquet files; use the folder that save_to_disk wrote")
     names, settings = list(files), config.as_images()
@@ -81,16 +82,14 @@ def read_columns(config: MaskDataConfig) -> tuple[Path, dict[str, Rows]]:
         val = find_split(others, None, usual_val_names(settings), field="source", where=str(path))
     test = find_split([name for name in others if name != val], None, TEST_NAMES, field="source", where=str(path))
     chosen = {"train": train, "val": val, "test": test}
+    files_of = {part: files[name] for part, name in chosen.items() if name is not None}
+    note = missing_parts(path, [file for found in files_of.values() for file in found])
     root = path.parent if path.is_file() else path
-    return root, _rows({part: files[name] for part, name in chosen.items() if name is not None}, root, config)
+    return root, _rows(files_of, root, config), note
 
 
 def _path(source: str) -> Path:
     return user_path(source.removeprefix(PREFIX))
-
-
-def _files(path: Path) -> dict[str, list[Path]]:
-    return {"train": [path]} if path.is_file() else splits_in(path)
 
 
 def _rows(files_of: Mapping[str, Sequence[Path]], root: Path, config: MaskDataConfig) -> dict[str, Rows]:

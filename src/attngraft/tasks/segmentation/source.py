@@ -54,9 +54,9 @@ def open_masks(config: MaskDataConfig, *, saved_split: Path | None = None) -> Ma
     """
     root = user_path(config.source)
     pairs: Mapping[str, Sequence[tuple[str, Stored, Stored]]]
-    origin, labels = "the folders of the data", None
+    origin, labels, note = "the folders of the data", None, ""
     if is_table(config.source):
-        root, pairs = read_columns(config)
+        root, pairs, note = read_columns(config)
         origin = "the splits of the data"
     elif not root.is_dir():
         raise DataError(f"{root}: no such folder; give a folder with images and masks (task.data.source)")
@@ -78,9 +78,8 @@ def open_masks(config: MaskDataConfig, *, saved_split: Path | None = None) -> Ma
         )
         for split, found in pairs.items()
     }
-    split = split_images(
-        parts, config, root=root, origin=origin, notes=alike_classes(labels.classes), saved_split=saved_split
-    )
+    notes = [*alike_classes(labels.classes), *([note] if note else [])]
+    split = split_images(parts, config, root=root, origin=origin, notes=notes, saved_split=saved_split)
     return MaskSource(labels=labels, **vars(split))
 
 

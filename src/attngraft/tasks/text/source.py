@@ -138,7 +138,7 @@ def open_texts(config: TextDataConfig, *, saved_split: Path | None = None) -> Te
             f"{table.where}: no split {config.test_split!r} (task.data.test_split) besides training and validation; "
             "correct the name, or remove it"
         )
-    notes = [labels.note, *notes, note]
+    notes = [table.note, labels.note, *notes, note]
     refusals, known = [], set(train.texts)
     for name, texts_of in {"validation": val, "test": test}.items():
         if texts_of is None:

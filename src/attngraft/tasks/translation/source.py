@@ -244,6 +244,8 @@ def _expanded(table: LabelTable) -> LabelTable:
 
 def _pairs(table: LabelTable, columns: tuple[str, str], notes: list[str]) -> tuple[Pairs, np.ndarray]:
     """Return the pairs without empty sentences, and their rows."""
+    if table.note and table.note not in notes:
+        notes.append(table.note)
     sources, targets = (_sentences(table, name) for name in columns)
     rows = np.array([row for row in range(len(table)) if sources[row] and targets[row]], dtype=np.int64)
     if empty := sorted({*range(len(table))} - set(rows.tolist())):

@@ -293,6 +293,47 @@ def test_tiffs_that_pillow_misreads_are_refused(tags: dict[int, Any]) -> None:
         check_header(image)
 
 
+def tiff(
+    values: np.ndarray, tags: dict[int, tuple[int, ...]], packed: Sequence[bytes], *, compression: int
+) -> io.BytesIO:
+    """A gray image whose strips or tiles, `packed`, are in order; `tags` has their offsets as 0, 1, ..."""
+    start = 8 + np.cumsum([0, *map(len, packed)])
+    height, width = values.shape
+    known = {256: (width,), 257: (height,), 258: (8,), 259: (compression,), 262: (1,), 277: (1,)} | tags
+    for tag in {273, 324} & known.keys():
+        known[tag] = tuple(int(start[piece]) for piece in known[tag])
+        known[tag + (6 if tag == 273 else 1)] = tuple(len(packed[piece]) for piece in range(len(known[tag])))
+    entries, more, place = b"", b"", int(start[-1]) + 2 + 12 * len(known) + 4
+    for tag, numbers in sorted(known.items()):
+        data = struct.pack(f"<{len(numbers)}I", *numbers)
+        entries += struct.pack("<HHI", tag, 4, len(numbers)) + (
+            data if len(data) == 4 else struct.pack("<I", place + len(more))
+        )
+        more += data if len(data) > 4 else b""
+    body = b"".join(packed) + struct.pack("<H", len(known)) + entries + bytes(4) + more
+    return io.BytesIO(struct.pack("<2sHI", b"II", 42, start[-1]) + body)
+
+
+@pytest.mark.parametrize("compression", [1, 8], ids=["raw", "deflate"])
+@pytest.mark.parametrize("kind", ["strips", "tiles"])
+def test_a_tiff_without_some_of_its_strips_or_tiles_is_damaged(kind: str, compression: int) -> None:
+    values = np.arange(1, 1 + 40 * 32, dtype=np.uint8).reshape(40, 32)
+    if kind == "strips":
+        pieces = [values[top : top + 16] for top in range(0, 40, 16)]
+        tags, offsets = {278: (16,)}, 273
+    else:
+        padded = np.pad(values, ((0, 8), (0, 0)))
+        pieces = [padded[top : top + 16, left : left + 16] for top in range(0, 40, 16) for left in (0, 16)]
+        tags, offsets = {322: (16,), 323: (16,)}, 324
+    packed = [piece.tobytes() if compression == 1 else zlib.compress(piece.tobytes()) for piece in pieces]
+    whole = tiff(values, {**tags, offsets: tuple(range(len(pieces)))}, packed, compression=compression)
+    assert np.array_equal(np.asarray(decode_values(whole, where="x")), values)
+    for count in (1, len(pieces) - 1):
+        damaged = tiff(values, {**tags, offsets: tuple(range(count))}, packed, compression=compression)
+        with pytest.raises(UnreadableImage, match=rf"it is damaged: it has {count} of {len(pieces)} strips or tiles"):
+            read_size(damaged, where="x")
+
+
 def test_a_huge_jpeg_is_reduced_while_it_is_decoded(tmp_path: Path) -> None:
     side = int(HUGE**0.5) + 64
     Image.new("L", (side, side), 90).save(tmp_path / "x.jpg", quality=50)

@@ -269,6 +269,25 @@ def test_refused(pictures: Path, content: str, message: str) -> None:
         parts_of(pictures / "x.csv")
 
 
+def test_cells_that_look_like_rows_are_noted(tmp_path: Path) -> None:
+    def note(text: str) -> str:
+        (tmp_path / "x.csv").write_text(text)
+        return label_tables.read_table(tmp_path / "x.csv").note
+
+    rows = [f"{i}.png,A dog" for i in range(6)]
+    swallowed = [*rows[:1], rows[1].replace(",", ',"'), *rows[2:4], rows[4] + '"', *rows[5:]]
+    found = "x.csv: row 3: a cell spans 4 lines that look like rows; check the quotation marks."
+    assert note("\n".join(["path,caption", *swallowed])) == found
+    assert note("\r\n".join(["path,caption", *swallowed])) == found
+    many = note("\n".join(["path,caption", *swallowed * 2]))
+    assert many == (
+        "x.csv: row 3: the first of 2 cells that span rows has 4 lines that look like rows; check the quotation marks."
+    )
+    assert not note("path,caption\n" + "\n".join(rows))
+    assert not note('text,label\n"Nice, but\nslow, and\nloud,\nand dear",1\n"Two\n\nlines",0')
+    assert not note('text\n"one\ntwo"')
+
+
 def test_text_that_is_not_utf8_is_refused_and_a_mark_is_not(pictures: Path) -> None:
     (pictures / "x.csv").write_bytes("path,label\nimages/0.png,gr\xfcn\n".encode("latin-1"))
     with pytest.raises(DataError, match=r"not UTF-8 text \(byte 26\)"):

@@ -12,7 +12,7 @@ from PIL import Image, ImageOps, JpegImagePlugin
 from attngraft.errors import DataAccessError, DataError
 from attngraft.image_files import check_png, open_image
 
-RULES = 4  #: version of the decoding rules in this file; part of the cache key of scanned images
+RULES = 5  #: version of the decoding rules in this file; part of the cache key of scanned images
 
 HUGE = 2**25  #: JPEGs with more pixels are decoded at a reduced size
 

@@ -313,7 +313,7 @@ def open_huggingface(path: Path, config: DataConfig) -> ImageSource:
         DataError: there are no files, no training split, or no column of images or labels.
         ConfigError: a column is unknown.
     """
-    files = {"train": [path]} if path.is_file() else splits_in(path)
+    files = splits_in(path)
     if not files:
         raise DataError(f"{path}: contains no .arrow or .parquet files; use the folder that save_to_disk wrote")
     names = list(files)
@@ -360,7 +360,7 @@ def _build(path: Path, files_of: dict[str, list[Path]], splits: Sequence[str], c
         val=images(count, len(names)) if len(splits) > 1 else None,
         origin=f"the split{'s' if len(splits) > 1 else ''} {' and '.join(splits)}",
         multilabel=labels.multilabel,
-        notes=tuple(filter(None, (labels.note, "" if path.is_file() else _missing_parts(files)))),
+        notes=tuple(filter(None, (labels.note, missing_parts(path, files)))),
     )
 
 
@@ -477,17 +477,19 @@ def _named(value: Any, names: Sequence[str], file: Path, row: int) -> Any:
     return names[value] if isinstance(value, int) else value
 
 
-def splits_in(folder: Path) -> dict[str, list[Path]]:
-    """Return the files of each split.
+def splits_in(path: Path) -> dict[str, list[Path]]:
+    """Return the files of each split of a folder; a file is `train`.
 
-    Splits are folders written by `save_to_disk`, or files named by split in `folder` or in `data/`
+    Splits are folders written by `save_to_disk`, or files named by split in the folder or in `data/`
     (`train-00000-of-00002.parquet`, `train/0000.parquet`, `beans-train.arrow`).
     """
-    if (folder / "dataset_dict.json").is_file():
-        return {name: _data_files(folder / name) for name in _saved_splits(folder / "dataset_dict.json")}
-    if (folder / "state.json").is_file():
-        return {"train": _data_files(folder)}
-    return _by_name(folder) or _by_name(folder / "data")
+    if path.is_file():
+        return {"train": [path]}
+    if (path / "dataset_dict.json").is_file():
+        return {name: _data_files(path / name) for name in _saved_splits(path / "dataset_dict.json")}
+    if (path / "state.json").is_file():
+        return {"train": _data_files(path)}
+    return _by_name(path) or _by_name(path / "data")
 
 
 def _saved_splits(file: Path) -> list[str]:
@@ -537,8 +539,10 @@ def _by_name(folder: Path) -> dict[str, list[Path]]:
     return files
 
 
-def _missing_parts(files: Sequence[Path]) -> str:
-    """Return a note if `train-00000-of-00002` and other names show that files are missing, else an empty string."""
+def missing_parts(path: Path, files: Sequence[Path]) -> str:
+    """Return a note if names such as `train-00000-of-00002` show that a folder lacks files, else an empty string."""
+    if path.is_file():
+        return ""
     found = [(each.stem[: match.start()], int(match[2])) for each in files if (match := _NUMBER.search(each.stem))]
     missing = sum(count for _, count in set(found)) - len(found)
     what = "1 file is" if missing == 1 else f"{missing} files are"

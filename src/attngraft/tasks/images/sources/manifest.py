@@ -131,6 +131,7 @@ def _together(train: LabelTable, val: LabelTable, folder: Path) -> LabelTable:
             for name, table in zip(names, (train, val), strict=True)
             for row in table.numbers
         ],
+        note=" ".join(filter(None, (train.note, val.note))),
     )
 
 
@@ -204,7 +205,7 @@ def _build(found: SplitTable, folder: Path, config: DataConfig) -> ImageSource:
     paths = _paths(table, table.column(column, field="path_column"), column)
     root = find_root(folder, paths, config)
     paths, extensions = _with_extensions(table, root, paths, found.side, column)
-    notes = [labels.note] if labels.note else []
+    notes = list(filter(None, (table.note, labels.note)))
     if root != folder and config.root is None:
         notes.append(f"Paths are relative to {root.name}/, next to the table.")
     if extensions:

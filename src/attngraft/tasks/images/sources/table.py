@@ -7,11 +7,12 @@ import csv
 import io
 import itertools
 import math
+import re
 import struct
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ class LabelTable:
     columns: dict[str, list[Any]]
     #: row numbers (.csv: from 2, after the header; .parquet: from 0), or where the rows are (`line 3`)
     numbers: Sequence[int | str]
+    note: str = ""  #: on cells that look like mistakes
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), []))
@@ -65,7 +67,7 @@ class LabelTable:
             return self
         chosen = rows.tolist()
         columns = {name: [entries[row] for row in chosen] for name, entries in self.columns.items()}
-        return LabelTable(where=self.where, columns=columns, numbers=[self.numbers[row] for row in chosen])
+        return replace(self, columns=columns, numbers=[self.numbers[row] for row in chosen])
 
     def column(self, name: str, *, field: str) -> list[Any]:
         """Return the column that is configured in `task.data.<field>`.
@@ -232,7 +234,7 @@ def _text(path: Path) -> LabelTable:
                 f"{path}: the first line must name every column once; found: {separator.join(names)[:100]}; correct it"
             )
         columns, numbers = [_Column() for _ in header], array("q")
-        first = 2
+        first, lines, spans = 2, reader.line_num, list[tuple[int, int]]()
         while rows := list(itertools.islice(reader, _ROWS)):
             for number, row in enumerate(rows, start=first):
                 if row and len(row) != len(header):
@@ -241,7 +243,9 @@ def _text(path: Path) -> LabelTable:
                         f"{separator!r} in double quotes"
                     )
             numbers.extend(number for number, row in enumerate(rows, start=first) if row)  # others are empty lines
-            first += len(rows)
+            if reader.line_num - lines > len(rows):
+                spans += _swallowed(rows, first, separator, len(header))
+            first, lines = first + len(rows), reader.line_num
             for column, entries in zip(columns, zip(*filter(None, rows), strict=True), strict=False):
                 column.add(entries)
     except csv.Error as error:
@@ -250,7 +254,25 @@ def _text(path: Path) -> LabelTable:
             "save it again as CSV, and close all quotation marks"
         ) from None
     contents = {name: column.entries for name, column in zip(header, columns, strict=True)}
-    return LabelTable(where=str(path), columns=contents, numbers=numbers)
+    note = ""
+    if spans:
+        what = "a cell spans" if len(spans) == 1 else f"the first of {len(spans)} cells that span rows has"
+        note = f"{path.name}: row {spans[0][0]}: {what} {spans[0][1]} lines that look like rows; check the quotation marks."
+    return LabelTable(where=str(path), columns=contents, numbers=numbers, note=note)
+
+
+def _swallowed(rows: Sequence[Sequence[str]], first: int, separator: str, columns: int) -> Iterator[tuple[int, int]]:
+    """Yield the number of each row with a cell that looks like several rows, and the cell's number of lines.
+
+    Such a cell lacks a quotation mark: half of its lines or more, without the first, divide into all columns. Separators
+    before a blank do not count, as texts have commas too.
+    """
+    row_like = re.compile(rf"[^{separator}]*(?:{separator}(?=\S)[^{separator}]*){{{columns - 1}}}")
+    for number, row in enumerate(rows, start=first):
+        for cell in row if columns > 1 else ():
+            lines = cell.splitlines()[1:] if "\n" in cell else []
+            if lines and 2 * sum(map(bool, map(row_like.fullmatch, lines))) >= len(lines):
+                yield number, len(lines) + 1
 
 
 class _Column:
