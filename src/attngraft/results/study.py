@@ -131,6 +131,11 @@ class Cost:
     #: reasons by quantity ("training time", "inference time", "multiply-adds", "memory"), as far as they are known
     not_measured: dict[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            lowest = value.low if isinstance(value, Interval) else value
+            require(self, name, not (isinstance(lowest, int | float) and lowest < 0), "must not be negative")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Chance:
