@@ -11,7 +11,7 @@ import numpy as np
 from attngraft.errors import DataError, TrainingError
 from attngraft.opening import DAMAGE
 from attngraft.results.column_rules import ColumnRules, different
-from attngraft.results.measured import ClosedForm, MeanScore, Measured, Statistic
+from attngraft.results.measured import ClosedForm, MeanScore, Measured, Statistic, same_metric
 from attngraft.results.records import Column, RecordTable, concatenated, open_records, rows_of
 from attngraft.results.sections import Section
 from attngraft.results.study import Chance, Interval
@@ -20,8 +20,6 @@ from attngraft.study.verdict import compare_parts
 from attngraft.suggest import one_line
 from attngraft.tasks.task import Task
 from attngraft.training.run_folder import RunFolder, RunRecord
-
-_SAME = 1e-3  #: tolerance of metrics; those of earlier versions may differ in the last digits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +51,7 @@ def read_statistics(record: RunRecord, task: Task) -> RunStatistics:
         if table.score is not None:  # saved for all tasks, even without other statistics
             fixed = statistics[task.primary].held_fixed if task.primary in statistics else ""
             mean, own = MeanScore(table.score, table.binary, fixed), statistics.get(task.primary)
-            if own is not None and not np.isclose(mean.point, own.point, rtol=_SAME, atol=_SAME, equal_nan=True):
+            if own is not None and not same_metric(mean.point, own.point):
                 raise TrainingError(
                     f"{record.folder}: the mean of the scores in predictions.npz is {mean.point:.6g}, but their "
                     f"{task.primary} {own.point:.6g}; restore a good copy, or delete the folder to train the run again"
@@ -103,7 +101,7 @@ def _measure(record: RunRecord, task: Task, table: RecordTable) -> Measured:
 def _check_metrics(record: RunRecord, found: Mapping[str, float]) -> None:
     """Compare a run's metrics with those that its predictions give; runs of earlier versions have no checksums."""
     for name, value in ({} if isinstance(record, FoldedRecord) else compared_metrics(record)).items():
-        if name in found and not np.isclose(value, found[name], rtol=_SAME, atol=_SAME, equal_nan=True):
+        if name in found and not same_metric(value, found[name]):
             raise TrainingError(
                 f"{record.folder}: its recorded {name} is {value:.6g}, but its predictions give {found[name]:.6g}; restore "
                 "good copies of metrics.jsonl and predictions.npz, or delete the folder to train the run again"
