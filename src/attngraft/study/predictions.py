@@ -123,7 +123,25 @@ def open_predictions(record: RunRecord, rules: ColumnRules | None = None) -> Ite
         tables = [files.enter_context(open_records(path)) for path in paths]
         if rules is not None:
             tables = [_checked(table, rules, path) for table, path in zip(tables, paths, strict=True)]
+            _check_folds(tables, paths)
         yield concatenated(tables)
+
+
+def _check_folds(tables: Sequence[RecordTable], paths: Sequence[Path]) -> None:
+    """Check that each example is in one fold; within the data of folds, names are unique."""
+    if len(tables) == 1:
+        return
+    names = np.concatenate([table.names for table in tables])
+    found, counts = np.unique(names, return_counts=True)
+    if (counts == 1).all():
+        return
+    fold = np.repeat(np.arange(len(tables)), [len(table.names) for table in tables])
+    name = found[counts > 1][0]
+    first, second = (paths[each] for each in fold[names == name][:2])
+    raise TrainingError(
+        f"{second}: contains the example {name}, which is also in {first}; restore good copies, or delete the runs' "
+        "folders to train them again"
+    )
 
 
 def _checked(table: RecordTable, rules: ColumnRules, path: Path) -> RecordTable:
