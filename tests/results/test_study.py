@@ -82,3 +82,20 @@ def test_seeds_that_are_no_numbers(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(json.dumps(content))
     with pytest.raises(ConfigError, match=r"results\.json.*by_seed: expected seeds as keys"):
         attngraft.read_study(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"interval": {"point": 0.0, "low": 9.0, "high": -9.0}}, r"interval\.low: must not exceed high, -9; got 9"),
+        ({"p_value": -1.0}, r"p_value: must be from 0 to 1; got -1"),
+        ({"p_holm": 1.5}, r"p_holm: must be from 0 to 1; got 1\.5"),
+        ({"examples": -3}, r"examples: must not be negative; got -3"),
+    ],
+)
+def test_numbers_that_no_comparison_gives(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+    content = result_to_dict(studies.usual())
+    content["variants"][1]["difference"] |= changes
+    (tmp_path / "results.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=rf"results\.json\.variants\[1\]\.difference\.{message}"):
+        attngraft.read_study(tmp_path)

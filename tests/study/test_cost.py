@@ -123,6 +123,11 @@ def test_kept_costs_belong_to_a_recipe_and_its_variants(tmp_path: Path) -> None:
     other = study(tmp_path, set=["train.batch_size=4"])
     assert kept(tmp_path, other) is None
     assert load_costs(tmp_path, other) == costs
+    whole = (tmp_path / "cost.json").read_text()
+    for text in ('"parameters": 1', '"train_seconds_per_step": 0', '"low": 1.', '"memory_ratio": 1'):
+        assert text in whole
+        (tmp_path / "cost.json").write_text(whole.replace(text, text.replace(": ", ": -")))
+        assert kept(tmp_path, config) is None
     (tmp_path / "cost.json").write_text("{")
     assert kept(tmp_path, config) is None
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from attngraft.cli import main
-from attngraft.errors import ConfigError, DataError, FolderError, UsageError
+from attngraft.errors import ConfigError, DataError, FolderError, TrainingError, UsageError
 from attngraft.export.run import export_run
 from attngraft.results.crossed import components
 from attngraft.results.records import open_records
@@ -175,6 +175,18 @@ def test_refusals(data: Path, tmp_path: Path, changes: dict[str, Any], error: ty
     with pytest.raises(error, match=reason):
         compare(folded(tmp_path / "out", data, **changes), costs=False, tools=TOOLS)
     assert not (tmp_path / "out").exists()
+
+
+def test_predictions_of_another_fold_are_refused(trained: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(trained, out)
+    runs = out / "runs" / "cb_s" / "seed0"
+    other = RunFolder(runs / "fold2")
+    shutil.copy(runs / "fold1" / "predictions.npz", other.predictions)
+    content = json.loads(other.finished.read_text())
+    other.write_finished({name: value for name, value in content.items() if name not in ("files", "sha256")})
+    with pytest.raises(TrainingError, match=r"fold2/predictions\.npz: contains .*, which is also in .*fold1/pred"):
+        report_only(folded(out, data), tools=TOOLS)
 
 
 def test_other_folds_in_the_folder_are_refused(trained: Path, data: Path, tmp_path: Path) -> None:

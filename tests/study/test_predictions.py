@@ -9,12 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attngraft.errors import TrainingError
+from attngraft.errors import DataError, TrainingError
 from attngraft.results.measured import ClosedForm, MeanScore
 from attngraft.results.sections import Column, Section, Table
 from attngraft.results.study import Chance
 from attngraft.study import compare, load_result
-from attngraft.study.predictions import RunStatistics, chance_of, part_differences, relative_change, variant_sections
+from attngraft.study.predictions import (
+    RunStatistics,
+    aligned,
+    chance_of,
+    part_differences,
+    read_statistics,
+    read_statistics_of,
+    relative_change,
+    variant_sections,
+)
 from attngraft.tasks.classification import Classification
 from attngraft.tasks.task import Predictions
 from attngraft.training.run_folder import RunFolder, RunRecord, read_run
@@ -75,6 +84,44 @@ def test_damaged_predictions_are_named(records: list[RunRecord]) -> None:
     path.write_bytes(whole[:place] + b"\xff\xff\xff\xff" + whole[place + 4 :])
     with pytest.raises(TrainingError, match=r"seed1/predictions\.npz"):
         variant_sections(_task(), records)
+
+
+def test_columns_that_no_evaluation_gives_are_named(records: list[RunRecord]) -> None:
+    run = RunFolder(records[0].folder)
+    for arrays, message in (
+        ({"confidence": np.array([0.5, 5, 1])}, "confidence contains 5, but must be from 0 to 1"),
+        ({"confidence": np.array(["a", "b", "c"])}, "ufunc"),
+    ):
+        run.write_predictions(Predictions(names=["a", "b", "c"], arrays={"target": np.arange(3), **arrays}))
+        with pytest.raises(TrainingError, match=rf"seed0/predictions\.npz: .*{message}.*; restore a good copy"):
+            read_statistics(read_run(run.path), _task())
+
+
+def test_runs_with_other_labels_of_the_same_examples_are_named() -> None:
+    def run(folder: str, names: Sequence[str], target: Sequence[int]) -> RunStatistics:
+        return RunStatistics(
+            folder=Path(folder), names=np.array(list(names)), truth={"target": np.array(target)}, statistics={}
+        )
+
+    first = run("first", "abc", [0, 1, 2])
+    _, moved, bare = aligned([first, run("moved", "cab", [2, 0, 1]), run("bare", "abc", [0, 1, 2])])
+    assert moved.names.tolist() == bare.names.tolist() == list("abc")
+    assert np.asarray(moved.truth["target"]).tolist() == [0, 1, 2]
+    for other in (run("other", "abc", [0, 2, 1]), run("other", "cab", [0, 1, 2])):
+        with pytest.raises(DataError, match="other and first have different target"):
+            aligned([first, other])
+
+
+def test_runs_with_equal_examples_share_one_copy(records: list[RunRecord], monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(record: RunRecord, task: Any) -> RunStatistics:
+        truth = {"target": np.full(2, record.folder.name == "seed1", dtype=int)}
+        return RunStatistics(folder=record.folder, names=np.array(["a", "b"]), truth=truth, statistics={})
+
+    monkeypatch.setattr("attngraft.study.predictions.read_statistics", read)
+    by_seed = dict(enumerate([records[0], records[0], records[1]]))
+    same, again, other = read_statistics_of({"cb_s": by_seed}, _task())["cb_s"].values()
+    assert again.names is same.names and again.truth is same.truth
+    assert np.asarray(other.truth["target"]).tolist() == [1, 1]
 
 
 def test_a_mistake_in_a_task_is_not_blamed_on_the_file(records: list[RunRecord]) -> None:

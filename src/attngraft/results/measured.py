@@ -20,7 +20,13 @@ Sums = Callable[[np.ndarray], np.ndarray]  #: sums over examples (R, K) -> value
 _FEW_POSITIVES = 128  #: maximum positives of a class for which a matrix product is faster than cumulative sums
 _MATRIX_LIMIT = 2**28  #: maximum number of elements of these products' matrices in total
 _ROWS_IN_CACHE = 2**18  #: number of counts that fit into the CPU's cache
+_SAME = 1e-3  #: tolerance of metrics
 _LEFT_OUT_AT_ONCE = 2**22  #: number of counts in memory at a time in `leave_one_out`
+
+
+def same_metric(first: float, second: float) -> bool:
+    """Return whether two values of a metric are equal; those of earlier versions may differ in the last digits."""
+    return bool(np.isclose(first, second, rtol=_SAME, atol=_SAME, equal_nan=True))
 
 
 class Statistic(ABC):

@@ -152,7 +152,7 @@ class RecordCollector:
         examples, rows = np.unique(indices, return_index=True)
         new = ~self._seen[examples]
         self._seen[examples] = True
-        self._batches.append((examples[new], {name: _at(column, rows[new]) for name, column in columns.items()}))
+        self._batches.append((examples[new], {name: rows_of(column, rows[new]) for name, column in columns.items()}))
 
     def table(self) -> RecordTable:
         """Return all rows in the order of the split.
@@ -179,11 +179,12 @@ class RecordCollector:
                 raise TrainingError(
                     f"evaluation: column {name} has {rows} rows for {len(order)} examples; fix Task.infer"
                 )
-            columns[name] = _at(_concatenated(batches), order)
+            columns[name] = rows_of(_concatenated(batches), order)
         return examples[order], columns
 
 
-def _at(column: Column, rows: np.ndarray) -> Column:
+def rows_of(column: Column, rows: np.ndarray) -> Column:
+    """Return the rows of a column with the indices `rows`."""
     return [column[row] for row in rows] if isinstance(column, list) else column[rows]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from attngraft.errors import UsageError
 from attngraft.notebook import html_table, show_page
 from attngraft.results.sections import Metric, Section
+from attngraft.strict import require
 
 if TYPE_CHECKING:
     import pandas
@@ -20,6 +22,14 @@ Verdict = Literal["better", "worse", "inside the noise"]  #: "inside the noise" 
 Curve = dict[str, list[float]]  #: "epoch", "train/loss", "val/top1", ... (and "step") -> one value per evaluation
 
 
+def _check_range(result: object, *names: str, high: float = math.inf) -> None:
+    """Check that numbers, as far as they are known, are from 0 to `high`."""
+    rule = f"must be from 0 to {high:g}" if math.isfinite(high) else "must not be negative"
+    for name in names:
+        value = getattr(result, name)
+        require(result, name, value is None or not (value < 0 or value > high), rule)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Interval:
     """A point estimate and its 95% interval."""
@@ -27,6 +37,9 @@ class Interval:
     point: float
     low: float
     high: float
+
+    def __post_init__(self) -> None:
+        require(self, "low", not self.low > self.high, f"must not exceed high, {self.high:g}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +66,9 @@ class Spread:
     mean: float
     deviation: float | None
 
+    def __post_init__(self) -> None:
+        _check_range(self, "deviation")
+
 
 @dataclass(frozen=True, kw_only=True)
 class McNemar:
@@ -62,6 +78,10 @@ class McNemar:
     only_variant: int
     only_baseline: int
     p_value: float
+
+    def __post_init__(self) -> None:
+        _check_range(self, "only_variant", "only_baseline")
+        _check_range(self, "p_value", high=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +109,10 @@ class Difference:
     resamples: int = 2000  #: number of bootstrap resamples; below 2,000 if these would take over a minute
     held_fixed: str = ""  #: quantities that are not recomputed for each resample (`Statistic.held_fixed`)
 
+    def __post_init__(self) -> None:
+        _check_range(self, "p_value", "p_holm", high=1)
+        _check_range(self, "examples", "detectable", "seeds_for_point", "examples_for_point", "resamples")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
@@ -106,6 +130,11 @@ class Cost:
     peak_memory_bytes: int | None
     #: reasons by quantity ("training time", "inference time", "multiply-adds", "memory"), as far as they are known
     not_measured: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            lowest = value.low if isinstance(value, Interval) else value
+            require(self, name, not (isinstance(lowest, int | float) and lowest < 0), "must not be negative")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,6 +239,9 @@ class RoundVariant:
     interval: Interval | None  #: with confidence 1 - `level`; None if the noise between seeds cannot be estimated
     p_value: float | None  #: not corrected: at most `level` if the interval excludes zero
     decision: Decision
+
+    def __post_init__(self) -> None:
+        _check_range(self, "level", "p_value", high=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -191,7 +191,7 @@ def load_costs(folder: Path, config: StudyConfig, *, recipe: Recipe | None = Non
         costs = {key: read(Cost, values, where=f"{COST_FILE}.{key}") for key, values in content["costs"].items()}
         measured_for = _measured_for(content["measured_for"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        # missing, damaged or of another version: measure again
+        # missing, damaged, of another version, or with numbers that cannot be measured: measure again
         return None
     if recipe is not None and measured_for != _measured_for(recipe_to_dict(recipe)):
         return None

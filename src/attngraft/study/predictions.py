@@ -1,5 +1,6 @@
 """Saved predictions of runs: statistics with aligned examples, and the report's sections."""
 
+from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -9,8 +10,9 @@ import numpy as np
 
 from attngraft.errors import DataError, TrainingError
 from attngraft.opening import DAMAGE
-from attngraft.results.measured import ClosedForm, MeanScore, Measured, Statistic
-from attngraft.results.records import RecordTable, concatenated, open_records
+from attngraft.results.column_rules import ColumnRules, different
+from attngraft.results.measured import ClosedForm, MeanScore, Measured, Statistic, same_metric
+from attngraft.results.records import Column, RecordTable, concatenated, open_records, rows_of
 from attngraft.results.sections import Section
 from attngraft.results.study import Chance, Interval
 from attngraft.study.folds import FoldedRecord, compared_metrics, each_fold
@@ -19,8 +21,6 @@ from attngraft.suggest import one_line
 from attngraft.tasks.task import Task
 from attngraft.training.run_folder import RunFolder, RunRecord
 
-_SAME = 1e-3  #: tolerance of metrics; those of earlier versions may differ in the last digits
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatistics:
@@ -28,6 +28,7 @@ class RunStatistics:
 
     folder: Path  #: folder of the run, for messages
     names: np.ndarray  #: names of the examples, (N,)
+    truth: Mapping[str, Column] = field(default_factory=dict)  #: facts of the examples, see `ColumnRules.truth`
     statistics: Mapping[str, Statistic]  #: by metric
     comparable: Mapping[str, str] = field(default_factory=dict)  #: see `Measured.comparable`
     metrics: Mapping[str, float] = field(default_factory=dict)  #: all metrics; empty without `Task.measure`
@@ -37,9 +38,10 @@ def read_statistics(record: RunRecord, task: Task) -> RunStatistics:
     """Read the statistics in predictions.npz.
 
     Raises:
-        TrainingError: the file is missing or damaged, or gives other metrics than the run recorded.
+        TrainingError: the file is missing or damaged, breaks a rule of the task's columns, or gives other metrics than the
+            run recorded.
     """
-    with open_predictions(record) as table:
+    with open_predictions(record, task.column_rules) as table:
         statistics: dict[str, Statistic] = {}
         comparable: Mapping[str, str] = {}
         metrics: Mapping[str, float] = {}
@@ -49,7 +51,7 @@ def read_statistics(record: RunRecord, task: Task) -> RunStatistics:
         if table.score is not None:  # saved for all tasks, even without other statistics
             fixed = statistics[task.primary].held_fixed if task.primary in statistics else ""
             mean, own = MeanScore(table.score, table.binary, fixed), statistics.get(task.primary)
-            if own is not None and not np.isclose(mean.point, own.point, rtol=_SAME, atol=_SAME, equal_nan=True):
+            if own is not None and not same_metric(mean.point, own.point):
                 raise TrainingError(
                     f"{record.folder}: the mean of the scores in predictions.npz is {mean.point:.6g}, but their "
                     f"{task.primary} {own.point:.6g}; restore a good copy, or delete the folder to train the run again"
@@ -57,26 +59,31 @@ def read_statistics(record: RunRecord, task: Task) -> RunStatistics:
             statistics[task.primary] = mean
         _check_metrics(record, metrics)
         return RunStatistics(
-            folder=record.folder, names=table.names, statistics=statistics, comparable=comparable, metrics=metrics
+            folder=record.folder,
+            names=table.names,
+            truth=task.column_rules.truth_of(table),
+            statistics=statistics,
+            comparable=comparable,
+            metrics=metrics,
         )
 
 
 def read_statistics_of(
     records: Mapping[str, Mapping[int, RunRecord]], task: Task
 ) -> dict[str, dict[int, RunStatistics]]:
-    """Return the statistics of each variant's runs by seed; runs with equal names share one array of them.
+    """Return the statistics of each variant's runs by seed; runs with equal names and truth share one copy.
 
     Raises:
         TrainingError: see `read_statistics`.
     """
-    shared = np.empty(0, dtype=str)
+    shared: RunStatistics | None = None
 
     def read(record: RunRecord) -> RunStatistics:
         nonlocal shared
         run = read_statistics(record, task)
-        if not np.array_equal(run.names, shared):
-            shared = run.names
-        return replace(run, names=shared)
+        if shared is None or not np.array_equal(run.names, shared.names) or different(run.truth, shared.truth):
+            shared = run
+        return replace(run, names=shared.names, truth=shared.truth)
 
     return {name: {seed: read(record) for seed, record in by_seed.items()} for name, by_seed in records.items()}
 
@@ -94,7 +101,7 @@ def _measure(record: RunRecord, task: Task, table: RecordTable) -> Measured:
 def _check_metrics(record: RunRecord, found: Mapping[str, float]) -> None:
     """Compare a run's metrics with those that its predictions give; runs of earlier versions have no checksums."""
     for name, value in ({} if isinstance(record, FoldedRecord) else compared_metrics(record)).items():
-        if name in found and not np.isclose(value, found[name], rtol=_SAME, atol=_SAME, equal_nan=True):
+        if name in found and not same_metric(value, found[name]):
             raise TrainingError(
                 f"{record.folder}: its recorded {name} is {value:.6g}, but its predictions give {found[name]:.6g}; restore "
                 "good copies of metrics.jsonl and predictions.npz, or delete the folder to train the run again"
@@ -102,18 +109,51 @@ def _check_metrics(record: RunRecord, found: Mapping[str, float]) -> None:
 
 
 @contextmanager
-def open_predictions(record: RunRecord) -> Iterator[RecordTable]:
+def open_predictions(record: RunRecord, rules: ColumnRules | None = None) -> Iterator[RecordTable]:
     """Context manager that opens a run's predictions, with folds those of all folds as one table.
 
     Raises:
-        TrainingError: a file is missing or damaged, or differs from its checksum.
+        TrainingError: a file is missing or damaged, differs from its checksum, or breaks one of the `rules`.
     """
     with ExitStack() as files:
         runs = each_fold([record])
         paths = [run.predictions or RunFolder(run.folder).predictions for run in runs]
         for run, path in zip(runs, paths, strict=True):
             run.check(path)
-        yield concatenated([files.enter_context(open_records(path)) for path in paths])
+        tables = [files.enter_context(open_records(path)) for path in paths]
+        if rules is not None:
+            tables = [_checked(table, rules, path) for table, path in zip(tables, paths, strict=True)]
+            _check_folds(tables, paths)
+        yield concatenated(tables)
+
+
+def _check_folds(tables: Sequence[RecordTable], paths: Sequence[Path]) -> None:
+    """Check that each example is in one fold; within the data of folds, names are unique."""
+    if len(tables) == 1:
+        return
+    names = np.concatenate([table.names for table in tables])
+    found, counts = np.unique(names, return_counts=True)
+    if (counts == 1).all():
+        return
+    fold = np.repeat(np.arange(len(tables)), [len(table.names) for table in tables])
+    name = found[counts > 1][0]
+    first, second = (paths[each] for each in fold[names == name][:2])
+    raise TrainingError(
+        f"{second}: contains the example {name}, which is also in {first}; restore good copies, or delete the runs' "
+        "folders to train them again"
+    )
+
+
+def _checked(table: RecordTable, rules: ColumnRules, path: Path) -> RecordTable:
+    """Return the table with the checked columns in memory."""
+    columns = rules.read(table)
+    try:
+        broken = rules.broken(columns)
+    except DAMAGE as error:  # columns of another type or shape
+        broken = one_line(error)
+    if broken:
+        raise TrainingError(f"{path}: {broken}; restore a good copy, or delete the run's folder to train it again")
+    return replace(table, columns=ChainMap(columns, table.columns))  # type: ignore[arg-type]  # it is only read
 
 
 def paired(
@@ -133,13 +173,13 @@ def aligned(runs: Sequence[RunStatistics]) -> list[RunStatistics]:
     """Return the statistics of each run in the order of the first run's examples.
 
     Raises:
-        DataError: the runs did not evaluate the same examples; the message names two of them.
+        DataError: the runs did not evaluate the same examples, or with other labels; the message names two of them.
     """
     result: list[RunStatistics] = []
     for run in runs:
         first = runs[0].names
         if run.names is first or np.array_equal(run.names, first):
-            result.append(run)
+            result.append(_same_truth(runs[0], run))
             continue
         order = np.argsort(first, kind="stable")
         own = np.argsort(run.names, kind="stable")
@@ -151,8 +191,18 @@ def aligned(runs: Sequence[RunStatistics]) -> list[RunStatistics]:
         index = np.empty(len(first), dtype=np.int64)
         index[order] = own
         taken = {name: statistic.take(index) for name, statistic in run.statistics.items()}
-        result.append(replace(run, names=first, statistics=taken))
+        truth = {name: rows_of(column, index) for name, column in run.truth.items()}
+        result.append(_same_truth(runs[0], replace(run, names=first, statistics=taken, truth=truth)))
     return result
+
+
+def _same_truth(first: RunStatistics, run: RunStatistics) -> RunStatistics:
+    if name := different(run.truth, first.truth):
+        raise DataError(
+            f"{run.folder} and {first.folder} have different {name} (labels) for the same examples: the data changed "
+            "between these runs, or predictions.npz did; restore good copies, or delete these runs and rerun the study"
+        )
+    return run
 
 
 def chance_of(record: RunRecord, task: Task) -> Chance | None:

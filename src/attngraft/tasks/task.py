@@ -29,6 +29,7 @@ from attngraft.cache import DecodedCache
 from attngraft.errors import ConfigError
 from attngraft.hosts import ModelParts, model_parts
 from attngraft.plugins import declared, package_of
+from attngraft.results.column_rules import ColumnRules
 from attngraft.results.measured import Measured
 from attngraft.results.records import Records, RecordTable
 from attngraft.results.sections import Metric, Section
@@ -152,16 +153,15 @@ class Task(ABC):
     higher_is_better: bool = True  #: whether a higher primary metric is better
     metrics: ClassVar[Mapping[str, Metric]] = {}  #: labels and directions; unlisted metrics appear by name
     default_recipe: ClassVar[str | None] = None  #: packaged recipe or recipe file, for `--task` without `--recipe`
-    #: transformers' class that creates an `hf:` host; None: the class named in the host's configuration
-    auto_class: ClassVar[str | None] = None
+    auto_class: ClassVar[str | None] = None  #: transformers' class of an `hf:` host; None: that of its configuration
     #: supported capabilities, by name in `capabilities.CAPABILITIES`; others are rejected in advance. None:
     #: nothing is checked in advance, and missing methods raise errors
     capabilities: ClassVar[Collection[str] | None] = None
     facts_class: ClassVar[type[Facts]] = Facts  #: dataclass of the facts that the task reads
     hosts: ClassVar[tuple[str, ...]] = ()  #: patterns of the names of supported hosts; empty: any host
-    #: whether `infer(full=False)` differs from `infer(full=True)`: curves then use full=False, and a finished run
-    #: is evaluated once more with full=True
+    #: whether `infer(full=False)` is cheaper: curves then use it, and a finished run is evaluated once more with full=True
     has_light_inference: ClassVar[bool] = False
+    column_rules: ClassVar[ColumnRules] = ColumnRules()  #: of the columns of `infer`
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -222,6 +222,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_call_goes_on(tmp_path: Path) -> 
 
 
 def test_other_weights_data_or_damage_are_evaluated_anew(tmp_path: Path) -> None:
+    import pyarrow as pa
     from pyarrow import parquet
 
     run = run_with_images(tmp_path / "run")
@@ -235,6 +236,16 @@ def test_other_weights_data_or_damage_are_evaluated_anew(tmp_path: Path) -> None
         table = parquet.read_table(path)
         metadata = json.loads(table.schema.metadata[KEY]) | {name: value}
         parquet.write_table(table.replace_schema_metadata({KEY: json.dumps(metadata)}), path)
+        (path.parent / "checksums.json").unlink()
+        under(run, "occlusion")
+        assert path.read_bytes() == first
+    table = parquet.read_table(path)
+    metadata = json.loads(table.schema.metadata[KEY])
+    for name, metrics in {"score": {}, "confidence": {}, "predicted": {"macro_f1": 0.9876}}.items():
+        column = table[name] if metrics else pa.array([2.0] * len(table))
+        changed = table.set_column(table.column_names.index(name), name, column)
+        described = json.dumps(metadata | {"metrics": metadata["metrics"] | metrics})
+        parquet.write_table(changed.replace_schema_metadata({KEY: described}), path)
         (path.parent / "checksums.json").unlink()
         under(run, "occlusion")
         assert path.read_bytes() == first

@@ -11,19 +11,23 @@ settings.
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from attngraft._version import __version__
 from attngraft.checksums import FILE as CHECKSUMS_FILE
 from attngraft.counting import counts_shown
 from attngraft.environment import environment
-from attngraft.errors import started
+from attngraft.errors import AttngraftError, started
 from attngraft.evaluation.suites.cache import (
     CachedPredictions,
     Fingerprint,
     cache_predictions,
     read_cached,
+    read_columns,
     remove_damaged,
     require_pyarrow,
     write_suite_checksums,
@@ -44,6 +48,10 @@ from attngraft.evaluation.suites.result import (
 )
 from attngraft.evaluation.suites.throughput import measure_throughput
 from attngraft.models.trust import from_folder
+from attngraft.opening import DAMAGE
+from attngraft.results.measured import same_metric
+from attngraft.results.records import RecordTable
+from attngraft.suggest import one_line
 from attngraft.tasks.suites import Condition, UnsupportedCondition
 from attngraft.tasks.task import load_task
 from attngraft.training.evaluate import Weights, run_target
@@ -210,7 +218,7 @@ class _TargetEvaluator:
         if accelerator.is_main_process:
             remove_damaged(folder)
         accelerator.wait_for_everyone()
-        read = {name: read_cached(folder / f"{name}.parquet", fingerprint=each) for name, each in fingerprints.items()}
+        read = {name: self._read(folder / f"{name}.parquet", each, context) for name, each in fingerprints.items()}
         cached = {name: each for name, each in read.items() if each is not None}
         accelerator.wait_for_everyone()  # every process must read the files before the main process rewrites them
         if accelerator.is_main_process and len(cached) < len(fingerprints):
@@ -251,6 +259,31 @@ class _TargetEvaluator:
         if accelerator.is_main_process:
             write_suite_checksums(folder, RESULT_FILE)
         return cached, refused
+
+    def _read(self, path: Path, fingerprint: Fingerprint, context: EvaluationContext) -> CachedPredictions | None:
+        """Return the metadata of a file; None if it cannot be used, or if its columns give other metrics."""
+        cached = read_cached(path, fingerprint=fingerprint)
+        if cached is None:
+            return None
+        task = context.task
+        try:
+            columns = read_columns(path, only=(*context.support.columns, "score"))
+            broken = task.column_rules.broken(columns)
+        except (AttngraftError, *DAMAGE) as error:
+            columns, broken = {}, one_line(error)
+        found: dict[str, float] = {}
+        if context.score is None:
+            with suppress(AttngraftError, *DAMAGE):  # the columns may be fewer than the metrics need
+                table = RecordTable(names=np.arange(cached.examples), columns=columns)
+                found |= task.measure(table, context.facts).values
+        if "score" in columns:
+            found[context.metric or task.primary] = float(columns["score"].mean())
+        for name, value in found.items():
+            if name in cached.metrics and not same_metric(value, cached.metrics[name]):
+                broken = f"{name} is {value:.6g}, recorded as {cached.metrics[name]:.6g}"
+        if broken:
+            log.warning("%s: %s; it is made again", path, broken)
+        return None if broken else cached
 
     def _fingerprint(self, condition: Condition, context: EvaluationContext) -> Fingerprint:
         recipe = self.target.recipe

@@ -15,6 +15,7 @@ from functools import partial
 
 import numpy as np
 
+from attngraft.results.column_rules import COUNT, SHARE, ColumnRules
 from attngraft.results.measured import ClosedForm, MeanScore, Measured, Statistic
 from attngraft.suggest import first_line
 from attngraft.tasks.captioning.cider import ORDERS, Frequencies, Tokens, cider_d, ngrams
@@ -23,6 +24,13 @@ DOCUMENT_FREQUENCIES = "the document frequencies of CIDEr-D"
 _BETA = 1.2  #: weight of recall in ROUGE-L
 _PATIENCE = 1800.0  #: seconds until METEOR's Java program is killed if it does not answer
 _TINY, _SMALL = 1e-15, 1e-9  #: added to counts by COCO's evaluation, so that BLEU without matches is nearly 0
+
+
+RULES = ColumnRules(
+    ranges={**dict.fromkeys(("nll", "tokens", "cider", "bleu"), COUNT), "rouge_l": SHARE},
+    ordered=[(("bleu", slice(2, 2 + ORDERS)), ("bleu", slice(2 + ORDERS, None)))],
+    truth=["references"],
+)
 
 
 def statistics(

@@ -29,7 +29,7 @@ from attngraft.tasks.captioning.encoder import EncodedCaptioner, EncoderConfig, 
 from attngraft.tasks.captioning.features import LARGEST_ROWS, FeatureFile, open_features
 from attngraft.tasks.captioning.floors import CONSTANT, floors
 from attngraft.tasks.captioning.host_tokens import SAVE, host_tokens, read_tokens
-from attngraft.tasks.captioning.metrics import measure, statistics
+from attngraft.tasks.captioning.metrics import RULES, measure, statistics
 from attngraft.tasks.captioning.ptb import tokenize
 from attngraft.tasks.captioning.reward import CiderReward
 from attngraft.tasks.captioning.sections import sections
@@ -101,6 +101,7 @@ class Captioning(ConfiguredTask):
         "rouge_l": Metric(label="ROUGE-L", best=100),
         "loss": Metric(label="loss", higher_is_better=False),
     }
+    column_rules = RULES
     capabilities = frozenset({"data_check", "explorer", "export", "folds", "generation", "halving", "predict"})
     has_light_inference = True
     auto_class = "AutoModelForImageTextToText"

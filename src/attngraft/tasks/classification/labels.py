@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from attngraft.errors import ConfigError
+from attngraft.results.column_rules import COUNT, SHARE, ColumnRules
 from attngraft.results.measured import Measured
 from attngraft.results.records import RecordTable
 from attngraft.results.sections import Metric, Section
@@ -31,6 +32,9 @@ class LabelTask(LogitsTask):
         "macro_f1": Metric(label="macro F1", share=True),
         "loss": Metric(label="loss", higher_is_better=False),
     }
+    column_rules = ColumnRules(
+        ranges={**dict.fromkeys(("target", "predicted", "top5", "loss"), COUNT), "confidence": SHARE}, truth=["target"]
+    )
     noun: ClassVar[str]  #: name of an example in the report
 
     def __init__(self, config: Any, *, seed: int) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from scipy import sparse
 
 from attngraft.models.dense.rle import mask_api
+from attngraft.results.column_rules import COUNT, SHARE, ColumnRules
 from attngraft.results.measured import ClosedForm, Measured, Statistic
 from attngraft.results.records import RecordTable
 from attngraft.results.sections import Metric
@@ -47,6 +48,20 @@ def _metrics() -> dict[str, Metric]:
 
 
 METRICS = _metrics()
+
+_BITS = (0.0, 2.0 ** len(THRESHOLDS) - 1)  #: range of sets of thresholds
+_OF_DETECTIONS = {"confidence": SHARE, "label": COUNT} | {
+    f"{kind}_{name}": _BITS for kind in ("mask", "box", "boundary") for name in ("matched", "ignored")
+}
+RULES = ColumnRules(
+    ranges={
+        **{f"{prefix}{name}": limits for prefix in ("", FLOOR) for name, limits in _OF_DETECTIONS.items()},
+        "true_label": COUNT,
+        "true_ignored": SHARE,
+        "kind": (0.0, len(KINDS) - 1.0),
+    },
+    truth=["true_label", "true_ignored"],
+)
 
 
 def image_statistics(

@@ -24,7 +24,7 @@ from attngraft.tasks.detection.config import PRIMARY, DetectionConfig, Detection
 from attngraft.tasks.detection.facts import ObjectFacts, notes_on, read_facts
 from attngraft.tasks.detection.floor import threshold_regions
 from attngraft.tasks.detection.inference import detect
-from attngraft.tasks.detection.metrics import FLOOR, METRICS, image_statistics, measure
+from attngraft.tasks.detection.metrics import FLOOR, METRICS, RULES, image_statistics, measure
 from attngraft.tasks.detection.objects import Objects
 from attngraft.tasks.detection.sections import sections
 from attngraft.tasks.detection.source import ObjectSource, open_objects
@@ -70,6 +70,7 @@ class Detection(ConfiguredTask):
     default_recipe = "small-detection"
     primary = "mask_ap"  # default; the recipe can set another metric
     metrics: ClassVar = METRICS
+    column_rules = RULES
     capabilities = frozenset({"data_check", "export", "folds", "halving", "predict"})
     has_light_inference = True
     sources = "a folder with COCO annotations, instance masks, YOLO labels or Pascal VOC annotations, such as ./nuclei"

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from attngraft.errors import DataError
+from attngraft.results.column_rules import COUNT, SHARE, ColumnRules
 from attngraft.results.measured import Measured
 from attngraft.results.records import RecordTable
 from attngraft.results.sections import Metric, Section
@@ -38,6 +39,7 @@ class MultiLabel(ImageTask):
         "micro_f1": Metric(label="micro F1", share=True),
         "loss": Metric(label="loss", higher_is_better=False),
     }
+    column_rules = ColumnRules(ranges={"target": SHARE, "loss": COUNT}, truth=["target"])
     capabilities = ImageTask.capabilities | {"attacks", "calibration", "suites", "teacher"}
     config: MultiLabelConfig
     config_class = MultiLabelConfig

@@ -8,11 +8,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from attngraft.results.column_rules import COUNT, SHARE, ColumnRules
 from attngraft.results.measured import ClosedForm, MeanScore, Measured, Statistic
 from attngraft.results.records import RecordTable
 from attngraft.tasks.segmentation.metrics import accuracies
 
 CONVENTIONS = ("present", "category", "all")
+RULES = ColumnRules(
+    ranges={
+        **dict.fromkeys(("category", "true"), COUNT),
+        **dict.fromkeys(("correct", *(f"iou_{convention}" for convention in CONVENTIONS)), SHARE),
+    },
+    truth=["category"],
+)
 
 
 def part_statistics(

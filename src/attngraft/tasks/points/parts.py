@@ -18,7 +18,7 @@ from attngraft.results.study import Chance
 from attngraft.tasks.configured import ConfiguredTask
 from attngraft.tasks.points.config import PointPartsConfig
 from attngraft.tasks.points.facts import PartFacts
-from attngraft.tasks.points.metrics import category_means, constant_statistics, measure, part_statistics
+from attngraft.tasks.points.metrics import RULES, category_means, constant_statistics, measure, part_statistics
 from attngraft.tasks.points.opened import OpenedClouds, open_clouds, sampling_of
 from attngraft.tasks.points.part_codec import PartsCodec
 from attngraft.tasks.points.split import PointSplit, Sampling
@@ -46,6 +46,7 @@ class PointParts(ConfiguredTask):
         "class_miou_all": Metric(label="class mIoU (all parts)", column="class (all)", share=True),
         "accuracy": Metric(label="point accuracy", column="accuracy", share=True),
     }
+    column_rules = RULES
     capabilities = frozenset({"data_check", "export", "folds", "halving", "predict"})
     has_light_inference = True
     config: PointPartsConfig

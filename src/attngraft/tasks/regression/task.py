@@ -14,6 +14,7 @@ from torch import Tensor
 from attngraft.errors import DataError
 from attngraft.files import write_atomically
 from attngraft.opening import read_mapping
+from attngraft.results.column_rules import ColumnRules
 from attngraft.results.measured import Measured
 from attngraft.results.records import RecordTable
 from attngraft.results.sections import Metric, Section
@@ -73,6 +74,7 @@ class Regression(ImageTask):
         "r2": Metric(label="R²"),
         "spearman": Metric(label="Spearman's rank correlation", column="Spearman"),
     }
+    column_rules = ColumnRules(truth=["target"])
     config: RegressionConfig
     config_class = RegressionConfig
     facts_class = RegressionFacts

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attngraft.results.column_rules import COUNT, ColumnRules
 from attngraft.results.measured import ClosedForm, Measured
 from attngraft.results.records import RecordTable
 from attngraft.tasks.images.boundaries import IGNORED, boundary
@@ -24,6 +25,16 @@ from attngraft.tasks.images.boundaries import IGNORED, boundary
 WIDTHS = (1, 2, 4, 8)  #: radii of the boundaries
 RADIUS = 2  #: of the metric `boundary_miou`
 _DILATION = 0.02  #: Boundary IoU: width in parts of the diagonal
+
+
+_COUNTS = ["right", "predicted", "true"]
+_BANDS = [f"boundary_{name}" for name in _COUNTS]
+_CONTOURS = ["contour_shared", "contour_union"]
+RULES = ColumnRules(
+    ranges=dict.fromkeys([*_COUNTS, *_BANDS, *_CONTOURS], COUNT),
+    ordered=[(right, each) for right, *wholes in (_COUNTS, _BANDS, _CONTOURS) for each in wholes],
+    truth=["true"],
+)
 
 
 def mask_statistics(

@@ -31,7 +31,7 @@ from attngraft.tasks.segmentation.config import SegmentationConfig
 from attngraft.tasks.segmentation.inference import predict_labels
 from attngraft.tasks.segmentation.loss import row_block_loss
 from attngraft.tasks.segmentation.memory import inference_memory
-from attngraft.tasks.segmentation.metrics import mask_statistics, measure
+from attngraft.tasks.segmentation.metrics import RULES, mask_statistics, measure
 from attngraft.tasks.segmentation.sections import sections
 from attngraft.tasks.segmentation.source import Counted, MaskSource, count_labels, open_masks
 from attngraft.tasks.segmentation.split import MaskSplit
@@ -77,6 +77,7 @@ class Segmentation(ConfiguredTask):
         "boundary_miou": Metric(label="mIoU at boundaries", column="boundary mIoU", share=True),
         "boundary_iou": Metric(label="Boundary IoU", share=True),
     }
+    column_rules = RULES
     capabilities = frozenset({"analyses", "data_check", "explorer", "export", "folds", "halving", "predict", "suites"})
     has_light_inference = True
     sources = "a folder with images and masks, such as ./camvid, or a Hugging Face data set (hf:FOLDER)"

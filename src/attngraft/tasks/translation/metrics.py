@@ -9,12 +9,25 @@ from typing import Any
 import numpy as np
 
 from attngraft.errors import ConfigError
+from attngraft.results.column_rules import COUNT, ColumnRules
 from attngraft.results.measured import ClosedForm, Measured
 from attngraft.results.records import RecordTable
 
 MISSING = "task translation: BLEU requires sacrebleu; run pip install 'attngraft[text]'"
 _CHARACTERS, _WORDS = 6, 2  #: orders of n-grams in chrF2++
 _BETA = 2  #: weight of recall in chrF2++
+
+_TRANSLATED, _REFERENCES, _BOTH = (("chrf", slice(start, None, 3)) for start in range(3))  #: see `chrf`
+RULES = ColumnRules(
+    ranges=dict.fromkeys(("nll", "tokens", "correct", "bleu", "chrf"), COUNT),
+    ordered=[
+        ("correct", "tokens"),
+        (("bleu", slice(2, 6)), ("bleu", slice(6, 10))),
+        (_BOTH, _TRANSLATED),
+        (_BOTH, _REFERENCES),
+    ],
+    truth=[("bleu", slice(1, 2))],  # lengths of references
+)
 
 
 class Scorer:

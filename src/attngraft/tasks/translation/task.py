@@ -26,7 +26,7 @@ from attngraft.tasks.text.lengths import call_padded, logits_of
 from attngraft.tasks.translation.codec import TranslationCodec
 from attngraft.tasks.translation.config import TranslationConfig
 from attngraft.tasks.translation.examples import example_section
-from attngraft.tasks.translation.metrics import Scorer, measure
+from attngraft.tasks.translation.metrics import RULES, Scorer, measure
 from attngraft.tasks.translation.source import Pairs, PairSource, open_pairs
 from attngraft.tasks.translation.split import PairSplit, encode_pairs
 from attngraft.tasks.translation.tokenizer import new_tokenizer, read_tokenizer
@@ -89,6 +89,7 @@ class Translation(ConfiguredTask):
         "loss": Metric(label="loss", higher_is_better=False),
     }
     auto_class = "AutoModelForSeq2SeqLM"
+    column_rules = RULES
     capabilities = frozenset({"data_check", "export", "folds", "generation", "halving", "predict"})
     has_light_inference = True
     config: TranslationConfig
