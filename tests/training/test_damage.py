@@ -17,7 +17,7 @@ from attngraft.study.predictions import open_predictions, read_statistics
 from attngraft.targets.run import open_run
 from attngraft.training.build import build_task
 from attngraft.training.checkpoint import read_checkpoint
-from attngraft.training.evaluate import evaluate_run
+from attngraft.training.evaluate import evaluate_run, weights_file
 from attngraft.training.journal import Journal
 from attngraft.training.loop import train
 from attngraft.training.progress import Silent
@@ -99,6 +99,26 @@ def test_weights_are_checked_when_they_are_loaded(weights: str, name: str, run: 
     record = read_run(run)  # does not read them
     with pytest.raises(TrainingError, match=rf"{name}: damaged since the run finished"):
         evaluate_run(record.folder, weights=weights)  # type: ignore[arg-type]
+
+
+def test_a_finished_run_has_no_weights_but_its_last(run: Path) -> None:
+    for name in ("previous.pt", "damaged.pt"):  # of which neither has a checksum
+        shutil.copy(run / "checkpoints/last.pt", run / "checkpoints" / name)
+    last = run / "checkpoints/last.pt"
+    last.unlink()
+    assert weights_file(run, "last") == last
+    with pytest.raises(TrainingError, match=r"last\.pt: damaged since the run finished \(it is missing\)"):
+        evaluate_run(run)
+    with_new_checksums(run)
+    with pytest.raises(FolderError, match=r"run: this run has no checkpoint; restore .*last\.pt"):
+        evaluate_run(run)
+    shutil.copy(run / "checkpoints/previous.pt", last)
+    with pytest.raises(TrainingError, match=r"last\.pt: damaged .*\(it is not listed in finished\.json\)"):
+        evaluate_run(run)
+    facts = json.loads((run / "finished.json").read_text())
+    del facts["files"], facts["sha256"]
+    (run / "finished.json").write_text(json.dumps(facts))  # as earlier versions did
+    assert evaluate_run(run).metrics
 
 
 def test_without_a_checkpoint_nothing_is_made_again(run: Path) -> None:

@@ -269,7 +269,7 @@ def _read_and_repair(run: RunFolder) -> dict[str, Any] | None:
 def read_checkpoint(run: RunFolder) -> dict[str, Any] | None:
     """Return the content of the newest intact checkpoint; None if there is no checkpoint.
 
-    Warns if `last.pt` is damaged and `previous.pt` is used instead.
+    Warns if `last.pt` of an unfinished run is damaged and `previous.pt` is used instead.
 
     Raises:
         TrainingError: neither can be read; the message names the files and the remedy.
@@ -279,7 +279,7 @@ def read_checkpoint(run: RunFolder) -> dict[str, Any] | None:
 
 def _newest(run: RunFolder) -> tuple[Path | None, dict[str, Any] | None]:
     problems = []
-    for path in (run.last, run.previous):
+    for path in run.newest:
         if not path.exists():
             continue
         try:

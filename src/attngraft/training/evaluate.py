@@ -411,7 +411,7 @@ def weights_file(folder: Path, weights: Weights) -> Path:
     run = RunFolder(folder)
     if weights in ("best", "best-ema"):
         return run.best(weights.partition("-")[2])
-    return run.last if run.last.exists() else run.previous
+    return next((path for path in run.newest if path.exists()), run.last)
 
 
 def checkpoint_digest(record: RunRecord, weights: Weights) -> str:
@@ -440,7 +440,7 @@ def trained_model(record: RunRecord, weights: Weights) -> nn.Module:
     with naming(record.folder), sized_for(file):
         model = build_model(record.recipe, record.model_args, load_weights=False, facts=record.facts)
     record.check(file)
-    _fill(model, RunFolder(record.folder), weights)
+    _fill(model, record, weights)
     refuse_not_finite(model, where=f"{file}")
     return model
 
@@ -471,15 +471,19 @@ def with_data(recipe: Recipe, data: str | None, split: str | None) -> Recipe:
     return replace(recipe, task={**recipe.task, "data": section}) if section else recipe
 
 
-def _fill(model: nn.Module, run: RunFolder, weights: Weights) -> None:
+def _fill(model: nn.Module, record: RunRecord, weights: Weights) -> None:
+    run = RunFolder(record.folder)
     if weights in ("best", "best-ema"):
         load_weights(run.best(weights.partition("-")[2]), model)
         if any(sites_with_detached(model)):
+            if run.last.exists():
+                record.check(run.last)
             load_detached(model, read_checkpoint(run) or {})
         return
     state = read_checkpoint(run)
     if state is None:
-        raise FolderError(f"{run.path}: this run has no checkpoint yet; rerun its command to train it")
+        remedy = f"restore {run.last}" if record.finished else "rerun its command to train it"
+        raise FolderError(f"{run.path}: this run has no checkpoint; {remedy}")
     if state["ema" if weights == "ema" else "model"] is None:
         raise FolderError(f"{run.path}: this run has no moving average (train.ema is null); use last or best")
     try:
