@@ -1,6 +1,7 @@
 """Damaged files of a finished run are found when they are read, and made again where the checkpoint has their content."""
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable
@@ -184,6 +185,45 @@ def test_progress_and_moments_of_another_run_are_refused(run: Path) -> None:
     change_checkpoint(run, counters=whole["counters"], optimizer={**whole["optimizer"], "state": moments})
     with pytest.raises(TrainingError, match=r"last\.pt: this checkpoint does not fit the run \(exp_avg of"):
         train(recipe(), run, progress=Silent())
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"epoch": 0, "step": 3}, "is after step 3 of epoch 1, which has 2"),
+        ({"step": 1}, "is after step 1 of epoch 2, which has 0"),
+        ({"best": {"val": 0.99}}, "has another best val than its metrics"),
+        ({"best": {"val": math.nan}}, "has another best val"),
+        ({"best": {}}, "has another best val"),
+        ({"best": {"ema": 0.1}}, "has another best ema"),
+        ({"best": {"stage1": 0.1}}, "has another best stage1"),
+        ({"rows": [{"epoch": 1, "seconds": 1.0, "val/loss": 2.0}]}, "has metrics without epoch, seconds, val/top1"),
+    ],
+)
+def test_progress_that_the_run_cannot_have_is_refused(changed: dict[str, Any], message: str, run: Path) -> None:
+    (run / "finished.json").unlink()
+    counters = torch.load(run / "checkpoints/last.pt", weights_only=True)["counters"]
+    best = {**counters["best"], **changed["best"]} if changed.get("best") else changed.get("best", counters["best"])
+    change_checkpoint(run, counters={**counters, **changed, "best": best})
+    with pytest.raises(TrainingError, match=rf"last\.pt: this checkpoint {re.escape(message)}.*delete .*checkpoints"):
+        train(recipe(), run, progress=Silent())
+
+
+def test_sums_of_other_losses_are_refused(run: Path) -> None:
+    (run / "finished.json").unlink()
+    counters = torch.load(run / "checkpoints/last.pt", weights_only=True)["counters"]
+    counters |= {"epoch": 0, "step": 1, "rows": [], "best": {}}
+    change_checkpoint(run, counters=counters, sums=[{"loss": 2.0, "other": 1.0}])
+    with pytest.raises(TrainingError, match=r"this checkpoint has sums of other losses \(loss, other\)"):
+        train(recipe(), run, progress=Silent())
+
+
+def test_a_best_metric_without_a_row_is_of_an_evaluation_that_was_stopped(run: Path) -> None:
+    (run / "finished.json").unlink()
+    whole = torch.load(run / "checkpoints/last.pt", weights_only=True)
+    counters = {**whole["counters"], "epoch": 0, "step": 2, "rows": []}
+    change_checkpoint(run, counters=counters, sums=[{"loss": 4.0}])
+    assert train(recipe(), run, progress=Silent()).epochs[-1]["val/top1"] == counters["best"]["val"]
 
 
 def negative(state: dict[str, Any]) -> None:
