@@ -277,6 +277,19 @@ def test_facts_are_checked_whatever_the_checksums_say(run: Path) -> None:
             read_run(run)
 
 
+def test_classes_in_another_order_than_in_the_recipe_are_refused(run: Path) -> None:
+    classes = json.loads((run / "data.json").read_text())["facts"]["classes"]
+    text = (run / "recipe.yaml").read_text()
+    for order, right in ((classes, True), (classes[::-1], False)):
+        (run / "recipe.yaml").write_text(text.replace("data:\n", f"data:\n    classes: {json.dumps(order)}\n"))
+        with_new_checksums(run)
+        if right:
+            read_run(run)
+        else:
+            with pytest.raises(FolderError, match=r"data\.json: facts\.classes are not those of task\.data\.classes"):
+                read_run(run)
+
+
 def test_another_normalization_than_that_of_the_data_is_refused(run: Path) -> None:
     changed = (
         (run / "recipe.yaml")

@@ -394,24 +394,40 @@ def read_run(folder: Path | str) -> RunRecord:
         run.check(path, checksums)
     data, recipe = _sections(run), run.read_recipe()
     _check_data(run, data, recipe)
+    start = _read_facts(run.start, "from", **_WEIGHTS)
+    teacher = _read_facts(run.teacher, "name", "from", "sha256", **_WEIGHTS)
+    starts = recipe.host.pretrained or recipe.host.weights is not None
+    for path, found, used in ((run.start, start, starts), (run.teacher, teacher, recipe.distill is not None)):
+        if found and not used and finished:
+            raise TrainingError(
+                f"{path}: is not of a run with this recipe.yaml; restore good copies of both files, or repeat the run"
+            )
+        if not used:
+            found.clear()  # of an attempt with another recipe that saved nothing
     judged = facts.get("judged")
     try:
         evaluation = None if judged is None else _judged(judged)
     except ConfigError as error:
         raise TrainingError(f"{run.finished}: {error}; restore a good copy, or repeat the run") from None
+    judged_split = data.get("judged_split", "val")
+    if evaluation is not None and evaluation.split != judged_split:
+        raise TrainingError(
+            f"{run.finished}: judged.split is {evaluation.split}, but judged_split in {run.data.name} {judged_split}; "
+            "restore good copies of both files, or repeat the run"
+        )
     return RunRecord(
         folder=run.path,
         recipe=with_reachable_paths(recipe, data.get("paths", {})),
         environment=_read_facts(run.environment, **_ENVIRONMENT),
         model_args=data["model_args"],
         facts=data["facts"],
-        start=_read_facts(run.start, "from", **_WEIGHTS),
-        teacher=_read_facts(run.teacher, "name", "from", "sha256", **_WEIGHTS),
+        start=start,
+        teacher=teacher,
         epochs=_read_rows(run.metrics, recipe.schedule, finished=finished) if run.metrics.is_file() else [],
         finished=finished,
         predictions=run.predictions if run.predictions.is_file() else None,
         judged=evaluation,
-        judged_split=data.get("judged_split", "val") if evaluation is None else evaluation.split,
+        judged_split=judged_split,
         paths=data.get("paths", {}),
         cut=data.get("cut", {}),
         checksums=checksums,
@@ -497,6 +513,7 @@ def _check_data(run: RunFolder, data: Mapping[str, Any], recipe: Recipe) -> None
         if data["facts"]:
             facts = read(load_task(recipe.task["name"]).facts_class, data["facts"], where="facts")
             facts.check_model_args(data["model_args"])
+            facts.check_section(recipe.task)
     except (ConfigError, FieldError) as error:
         raise FolderError(
             f"{run.data}: {str(error).removeprefix('data.')}; restore a good copy, or delete {run.path} to train the run "
