@@ -80,7 +80,8 @@ def make_run(
             torch.nn.init.normal_(parameter, std=0.3)
     move_batch_norms(model)
     state = {"format": FORMAT, "model": model.state_dict(), "parked": detached_state(model), "ema": None}
-    torch.save(state, run.last)
+    counters = {"epoch": 1, "step": 0, "seconds": 0.0, "rows": [row], "best": {"val": 0.5}}
+    torch.save({**state, "sums": [{}], "counters": counters}, run.last)
     save_weights(run.best(), model.state_dict(), {"epoch": 1})
     write_json(run.finished, {"epochs": 1})
     return folder

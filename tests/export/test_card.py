@@ -120,7 +120,7 @@ def test_a_study_is_no_run_and_its_runs_are_named(tmp_path: Path) -> None:
 def test_names_do_not_break_the_markdown(tmp_path: Path) -> None:
     data = {"source": "/secret/place/fl`ow``ers", "classes": ["a|b", "```yaml", "x\ny"]}
     task = {"name": "classification", "data": data}
-    card = card_of(make_run(tmp_path / "run", task=task, host=VIT), tmp_path / "out")
+    card = card_of(make_run(tmp_path / "run", task=task, host=VIT, classes=data["classes"]), tmp_path / "out")
     assert "/secret" not in card
     assert "``` fl`ow``ers ```" not in card
     recipe = card.split("<details>")[1].split("</details>")[0]

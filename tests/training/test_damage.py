@@ -1,6 +1,7 @@
 """Damaged files of a finished run are found when they are read, and made again where the checkpoint has their content."""
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from attngraft.study.predictions import open_predictions, read_statistics
 from attngraft.targets.run import open_run
 from attngraft.training.build import build_task
 from attngraft.training.checkpoint import read_checkpoint
-from attngraft.training.evaluate import evaluate_run
+from attngraft.training.evaluate import evaluate_run, weights_file
 from attngraft.training.journal import Journal
 from attngraft.training.loop import train
 from attngraft.training.progress import Silent
@@ -101,6 +102,26 @@ def test_weights_are_checked_when_they_are_loaded(weights: str, name: str, run: 
         evaluate_run(record.folder, weights=weights)  # type: ignore[arg-type]
 
 
+def test_a_finished_run_has_no_weights_but_its_last(run: Path) -> None:
+    for name in ("previous.pt", "damaged.pt"):  # of which neither has a checksum
+        shutil.copy(run / "checkpoints/last.pt", run / "checkpoints" / name)
+    last = run / "checkpoints/last.pt"
+    last.unlink()
+    assert weights_file(run, "last") == last
+    with pytest.raises(TrainingError, match=r"last\.pt: damaged since the run finished \(it is missing\)"):
+        evaluate_run(run)
+    with_new_checksums(run)
+    with pytest.raises(FolderError, match=r"run: this run has no checkpoint; restore .*last\.pt"):
+        evaluate_run(run)
+    shutil.copy(run / "checkpoints/previous.pt", last)
+    with pytest.raises(TrainingError, match=r"last\.pt: damaged .*\(it is not listed in finished\.json\)"):
+        evaluate_run(run)
+    facts = json.loads((run / "finished.json").read_text())
+    del facts["files"], facts["sha256"]
+    (run / "finished.json").write_text(json.dumps(facts))  # as earlier versions did
+    assert evaluate_run(run).metrics
+
+
 def test_without_a_checkpoint_nothing_is_made_again(run: Path) -> None:
     other_metric(run)
     (run / "checkpoints" / "last.pt").unlink()
@@ -166,6 +187,45 @@ def test_progress_and_moments_of_another_run_are_refused(run: Path) -> None:
         train(recipe(), run, progress=Silent())
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"epoch": 0, "step": 3}, "is after step 3 of epoch 1, which has 2"),
+        ({"step": 1}, "is after step 1 of epoch 2, which has 0"),
+        ({"best": {"val": 0.99}}, "has another best val than its metrics"),
+        ({"best": {"val": math.nan}}, "has another best val"),
+        ({"best": {}}, "has another best val"),
+        ({"best": {"ema": 0.1}}, "has another best ema"),
+        ({"best": {"stage1": 0.1}}, "has another best stage1"),
+        ({"rows": [{"epoch": 1, "seconds": 1.0, "val/loss": 2.0}]}, "has metrics without epoch, seconds, val/top1"),
+    ],
+)
+def test_progress_that_the_run_cannot_have_is_refused(changed: dict[str, Any], message: str, run: Path) -> None:
+    (run / "finished.json").unlink()
+    counters = torch.load(run / "checkpoints/last.pt", weights_only=True)["counters"]
+    best = {**counters["best"], **changed["best"]} if changed.get("best") else changed.get("best", counters["best"])
+    change_checkpoint(run, counters={**counters, **changed, "best": best})
+    with pytest.raises(TrainingError, match=rf"last\.pt: this checkpoint {re.escape(message)}.*delete .*checkpoints"):
+        train(recipe(), run, progress=Silent())
+
+
+def test_sums_of_other_losses_are_refused(run: Path) -> None:
+    (run / "finished.json").unlink()
+    counters = torch.load(run / "checkpoints/last.pt", weights_only=True)["counters"]
+    counters |= {"epoch": 0, "step": 1, "rows": [], "best": {}}
+    change_checkpoint(run, counters=counters, sums=[{"loss": 2.0, "other": 1.0}])
+    with pytest.raises(TrainingError, match=r"this checkpoint has sums of other losses \(loss, other\)"):
+        train(recipe(), run, progress=Silent())
+
+
+def test_a_best_metric_without_a_row_is_of_an_evaluation_that_was_stopped(run: Path) -> None:
+    (run / "finished.json").unlink()
+    whole = torch.load(run / "checkpoints/last.pt", weights_only=True)
+    counters = {**whole["counters"], "epoch": 0, "step": 2, "rows": []}
+    change_checkpoint(run, counters=counters, sums=[{"loss": 4.0}])
+    assert train(recipe(), run, progress=Silent()).epochs[-1]["val/top1"] == counters["best"]["val"]
+
+
 def negative(state: dict[str, Any]) -> None:
     state["exp_avg_sq"][0] = -1
 
@@ -215,6 +275,19 @@ def test_facts_are_checked_whatever_the_checksums_say(run: Path) -> None:
         with_new_checksums(run)
         with pytest.raises(FolderError, match=r"data\.json: .*(classes|paths)"):
             read_run(run)
+
+
+def test_classes_in_another_order_than_in_the_recipe_are_refused(run: Path) -> None:
+    classes = json.loads((run / "data.json").read_text())["facts"]["classes"]
+    text = (run / "recipe.yaml").read_text()
+    for order, right in ((classes, True), (classes[::-1], False)):
+        (run / "recipe.yaml").write_text(text.replace("data:\n", f"data:\n    classes: {json.dumps(order)}\n"))
+        with_new_checksums(run)
+        if right:
+            read_run(run)
+        else:
+            with pytest.raises(FolderError, match=r"data\.json: facts\.classes are not those of task\.data\.classes"):
+                read_run(run)
 
 
 def test_another_normalization_than_that_of_the_data_is_refused(run: Path) -> None:

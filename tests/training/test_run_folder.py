@@ -96,6 +96,32 @@ def test_files_of_another_form_are_named(name: str, text: str, tmp_path: Path) -
         read_run(tmp_path)
 
 
+@pytest.mark.parametrize(("name", "recipe"), [("start", "host"), ("teacher", "distill")])
+def test_facts_about_weights_are_of_a_recipe_that_has_them(name: str, recipe: str, tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.write_recipe(toy_recipe())
+    run.write_metrics([{"epoch": 1, "seconds": 1}])
+    (tmp_path / f"{name}.json").write_text('{"name": "a", "from": "w.pt", "sha256": "0"}')
+    assert getattr(read_run(tmp_path), name) == {}  # of an attempt with another recipe
+    run.write_finished({})
+    with pytest.raises(TrainingError, match=rf"{name}\.json: is not of a run with this recipe\.yaml; restore"):
+        read_run(tmp_path)
+    more = {"host": {"pretrained": True}, "distill": {"teacher": {"name": "a"}}}[recipe]
+    run.write_recipe(toy_recipe(**{recipe: more}))
+    run.write_finished({})
+    assert getattr(read_run(tmp_path), name)["from"] == "w.pt"
+
+
+def test_a_run_is_judged_on_the_split_of_its_data(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.write_recipe(toy_recipe())
+    run.write_metrics([{"epoch": 1, "seconds": 1}])
+    run.write_data(model_args={}, facts={})
+    run.write_finished({"judged": {"weights": "last", "epoch": 1, "split": "test", "metrics": {"test/top1": 1}}})
+    with pytest.raises(TrainingError, match=r"judged\.split is test, but judged_split in data\.json val; restore"):
+        read_run(tmp_path)
+
+
 @pytest.mark.parametrize("line", ["3", "[1]", "{}", '{"epoch": "1"}', "[" * 5000])
 def test_rows_of_another_form_are_named(line: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = RunFolder(tmp_path)

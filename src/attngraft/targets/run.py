@@ -20,8 +20,8 @@ from attngraft.tasks.capabilities import require
 from attngraft.tasks.codec import OTHER, Codec, Serving
 from attngraft.tasks.task import Task
 from attngraft.training.build import host_defaults, recorded_input, task_of
-from attngraft.training.evaluate import Weights, trained_model
-from attngraft.training.run_folder import RunFolder, RunRecord, folder_of_study, read_run
+from attngraft.training.evaluate import Weights, trained_model_and_row
+from attngraft.training.run_folder import Metrics, RunFolder, RunRecord, folder_of_study, read_run
 
 PACKAGES = ("attngraft", "torch", "timm")
 _SHOWN = 3  #: maximum number of runs listed in a message
@@ -80,7 +80,8 @@ def open_run(
     with from_folder(trust_code=trust_code, allow_download=allow_download):
         expects = recorded_input(recipe, record.facts, where=record.folder)
         codec = task.codec(record.facts, model_data_config=expects)
-        model = trained_model(record, weights).eval()
+        model, row = trained_model_and_row(record, weights)
+        model = model.eval()
     around = not isinstance(codec, Serving) or type(task).build is not Task.build
     try:
         manifest = Manifest(
@@ -90,7 +91,7 @@ def open_run(
             graft=None if recipe.graft is None else str(parse(recipe.graft)),
             task=task.name,
             serving=codec if isinstance(codec, Serving) else OTHER,
-            origin=_origin(record, weights, task),
+            origin=_origin(record, weights, row),
             packages={name: _version(name) for name in PACKAGES},
             format=2 if around else 1,
             around=TaskEntry(section=recipe.task, facts=record.facts) if around else None,
@@ -115,21 +116,18 @@ def _host(model: nn.Module, name: str, arguments: dict[str, object]) -> HostEntr
     return HostEntry(name=name, args=arguments)
 
 
-def _origin(record: RunRecord, weights: Weights, task: Task) -> Origin:
-    """Return the origin of the weights, with the run's metrics at that epoch."""
-    part = "ema" if "ema" in weights else "val"
-    key = f"{part}/{task.primary}"
+def _origin(record: RunRecord, weights: Weights, row: Metrics) -> Origin:
+    """Return the origin of the weights; `row`: their epoch, with their metrics if they were evaluated."""
+    part = "ema/" if "ema" in weights else "val/"
     folder, study = record.folder.resolve(), folder_of_study(record.folder)
-    # no paths of this machine; for a run of a study, variant and seed
-    name = folder.name if study is None else "/".join(folder.relative_to(study).parts[1:])
-    rows = [row for row in record.epochs if key in row]
-    if not rows:
-        return Origin(run=name, weights=weights, seed=record.recipe.seed)
-    row = rows[-1]
-    if weights.startswith("best"):
-        row = (max if task.higher_is_better else min)(rows, key=lambda each: each[key])  # ties: the first epoch
-    metrics = {metric.partition("/")[2]: float(row[metric]) for metric in row if metric.startswith(f"{part}/")}
-    return Origin(run=name, weights=weights, epoch=int(row["epoch"]), seed=record.recipe.seed, metrics=metrics)
+    return Origin(
+        # no paths of this machine; for a run of a study, variant and seed
+        run=folder.name if study is None else "/".join(folder.relative_to(study).parts[1:]),
+        weights=weights,
+        epoch=int(row["epoch"]) if row else None,
+        seed=record.recipe.seed,
+        metrics={name.removeprefix(part): float(row[name]) for name in row if name.startswith(part)},
+    )
 
 
 def _runs_of(study: Path) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from attngraft.strict import FieldError, OpenSection
+from attngraft.strict import FieldError, OpenSection, convert
 
 LARGEST = 2**53  #: largest count; larger ones lose digits as floats
 LARGEST_SIZE = 2**24  #: largest argument of a model: no vocabulary, number of classes or image size is near
@@ -59,6 +59,13 @@ class Facts(OpenSection):
         if self.outputs is not None and (type(found) is not int or found != self.outputs):
             raise FieldError("model_args.num_classes", f"must be {self.outputs}, as the facts have it; got {found!r}")
 
+    def check_section(self, section: Mapping[str, Any]) -> None:
+        """Check the facts against the recipe's `task` section; by default, do nothing.
+
+        Raises:
+            FieldError: a fact is not that of the section.
+        """
+
 
 @dataclass(frozen=True, kw_only=True)
 class LabelFacts(Facts):
@@ -98,3 +105,8 @@ class ImageFacts(LabelFacts):
         super().__post_init__()
         if self.sizes.get("train", 0) < 1:
             raise FieldError("sizes.train", "must be the number of training images")
+
+    def check_section(self, section: Mapping[str, Any]) -> None:
+        listed = convert(section.get("data", {}).get("classes"), tuple[str, ...] | None, "task.data.classes")
+        if listed is not None and list(listed) != self.classes:
+            raise FieldError("facts.classes", "are not those of task.data.classes in recipe.yaml, in this order")

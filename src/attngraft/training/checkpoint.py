@@ -269,7 +269,7 @@ def _read_and_repair(run: RunFolder) -> dict[str, Any] | None:
 def read_checkpoint(run: RunFolder) -> dict[str, Any] | None:
     """Return the content of the newest intact checkpoint; None if there is no checkpoint.
 
-    Warns if `last.pt` is damaged and `previous.pt` is used instead.
+    Warns if `last.pt` of an unfinished run is damaged and `previous.pt` is used instead.
 
     Raises:
         TrainingError: neither can be read; the message names the files and the remedy.
@@ -277,9 +277,19 @@ def read_checkpoint(run: RunFolder) -> dict[str, Any] | None:
     return _newest(run)[1]
 
 
+def row_of(content: Mapping[str, Any]) -> Metrics:
+    """Return the metrics of the weights in a checkpoint, or only their epoch if they were not evaluated."""
+    counters = content.get("counters")
+    if counters is None:
+        return {}
+    epoch, rows = counters["epoch"] + (counters["step"] > 0), counters["rows"]
+    evaluated = rows and rows[-1].get("epoch") == epoch and not any(content.get("sums", ()))
+    return dict(rows[-1]) if evaluated else {"epoch": epoch}
+
+
 def _newest(run: RunFolder) -> tuple[Path | None, dict[str, Any] | None]:
     problems = []
-    for path in (run.last, run.previous):
+    for path in run.newest:
         if not path.exists():
             continue
         try:
@@ -335,8 +345,9 @@ def _are_sums(sums: list[Any]) -> bool:
 def _are_counters(counters: Mapping[str, Any]) -> bool:
     if counters.keys() != _COUNTERS or not isinstance(counters["rows"], list):
         return False
+    whole = all(type(counters[name]) is int for name in ("epoch", "step"))
     known = all(is_number(counters[name]) and counters[name] >= 0 for name in ("epoch", "step", "seconds"))
-    return known and all(map(are_numbers, [*counters["rows"], counters["best"]]))
+    return whole and known and all(map(are_numbers, [*counters["rows"], counters["best"]]))
 
 
 def save_weights(path: Path, weights: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:

@@ -30,11 +30,11 @@ from attngraft.tasks.evaluator import Evaluator
 from attngraft.tasks.task import SPLIT_FILE, Batch, Evaluation, Predictions, Split, Task
 from attngraft.tensors import not_finite
 from attngraft.training.build import build_model, build_task
-from attngraft.training.checkpoint import load_detached, load_weights, other_model, read_checkpoint
+from attngraft.training.checkpoint import load_detached, load_weights, other_model, read_checkpoint, row_of
 from attngraft.training.inputs import in_memory_format
 from attngraft.training.loading import EvalOrder, eval_batches, indices_of
 from attngraft.training.recipe import Recipe, sections
-from attngraft.training.run_folder import RunFolder, RunRecord, read_run
+from attngraft.training.run_folder import Metrics, RunFolder, RunRecord, read_run
 from attngraft.training.setup import create_accelerator
 from attngraft.training.stopping import StoppedWaiting, StopSignal
 from attngraft.training.target import Target
@@ -411,7 +411,7 @@ def weights_file(folder: Path, weights: Weights) -> Path:
     run = RunFolder(folder)
     if weights in ("best", "best-ema"):
         return run.best(weights.partition("-")[2])
-    return run.last if run.last.exists() else run.previous
+    return next((path for path in run.newest if path.exists()), run.last)
 
 
 def checkpoint_digest(record: RunRecord, weights: Weights) -> str:
@@ -430,7 +430,14 @@ def checkpoint_digest(record: RunRecord, weights: Weights) -> str:
 
 
 def trained_model(record: RunRecord, weights: Weights) -> nn.Module:
-    """Return the grafted host with the weights of a run, on the CPU.
+    """Return the grafted host with the weights of a run, on the CPU; raises as `trained_model_and_row`."""
+    return trained_model_and_row(record, weights)[0]
+
+
+def trained_model_and_row(record: RunRecord, weights: Weights) -> tuple[nn.Module, Metrics]:
+    """Return the grafted host with the weights of a run, on the CPU, and the metrics of exactly these weights.
+
+    The row of metrics has only the epoch if the weights were not evaluated, and is empty if that is unknown, too.
 
     Raises:
         FolderError: the run has no such weights.
@@ -440,9 +447,9 @@ def trained_model(record: RunRecord, weights: Weights) -> nn.Module:
     with naming(record.folder), sized_for(file):
         model = build_model(record.recipe, record.model_args, load_weights=False, facts=record.facts)
     record.check(file)
-    _fill(model, RunFolder(record.folder), weights)
+    row = _fill(model, record, weights)
     refuse_not_finite(model, where=f"{file}")
-    return model
+    return model, row
 
 
 def refuse_not_finite(model: nn.Module, *, where: str) -> None:
@@ -471,15 +478,23 @@ def with_data(recipe: Recipe, data: str | None, split: str | None) -> Recipe:
     return replace(recipe, task={**recipe.task, "data": section}) if section else recipe
 
 
-def _fill(model: nn.Module, run: RunFolder, weights: Weights) -> None:
+def _fill(model: nn.Module, record: RunRecord, weights: Weights) -> Metrics:
+    run = RunFolder(record.folder)
     if weights in ("best", "best-ema"):
-        load_weights(run.best(weights.partition("-")[2]), model)
+        saved = load_weights(run.best(weights.partition("-")[2]), model)
         if any(sites_with_detached(model)):
+            if run.last.exists():
+                record.check(run.last)
             load_detached(model, read_checkpoint(run) or {})
-        return
+        if type(saved.get("epoch")) is not int:
+            return {}
+        at, metric = {name: saved[name] for name in ("epoch", "step") if name in saved}, str(saved.get("metric"))
+        expected = at if "value" not in saved else {**at, metric: saved["value"]}
+        return next((row for row in record.epochs if expected.items() <= row.items()), at)
     state = read_checkpoint(run)
     if state is None:
-        raise FolderError(f"{run.path}: this run has no checkpoint yet; rerun its command to train it")
+        remedy = f"restore {run.last}" if record.finished else "rerun its command to train it"
+        raise FolderError(f"{run.path}: this run has no checkpoint; {remedy}")
     if state["ema" if weights == "ema" else "model"] is None:
         raise FolderError(f"{run.path}: this run has no moving average (train.ema is null); use last or best")
     try:
@@ -487,3 +502,4 @@ def _fill(model: nn.Module, run: RunFolder, weights: Weights) -> None:
     except RuntimeError as error:
         raise other_model(run.last, error) from None
     load_detached(model, state)
+    return row_of(state)

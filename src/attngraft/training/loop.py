@@ -26,6 +26,7 @@ from attngraft.downloads import downloads as permit
 from attngraft.errors import FolderError, started
 from attngraft.files import created, remove_leftovers
 from attngraft.models.trust import trusting
+from attngraft.suggest import shortened
 from attngraft.tasks.task import Evaluation, Split, to_records
 from attngraft.training.checkpoint import load_best, model_state, restore, save, save_weights, unusable
 from attngraft.training.evaluate import SplitEvaluator
@@ -157,6 +158,7 @@ def _train_or_shrink(
         raise unusable(folder, f"is of epoch {counters.epoch}, but the run has {run.epochs}")
     if recipe.train.eval_every is None and len(counters.rows) < counters.epoch:
         raise unusable(folder, f"has metrics of {len(counters.rows)} epochs, but is of epoch {counters.epoch}")
+    _check_progress(run)
     try:
         with (
             started(),
@@ -195,6 +197,43 @@ def _train_or_shrink(
     return recipe
 
 
+def _check_progress(run: RunContext) -> None:
+    """Check that steps and best metrics in a checkpoint's counters agree with the recipe and the rows of metrics.
+
+    Raises:
+        TrainingError: they do not.
+    """
+    recipe, counters, task, metric = run.recipe, run.state.counters, run.task, f"val/{run.task.primary}"
+    rows, epoch, step = counters.rows, counters.epoch, counters.step
+    names = {"epoch", "seconds", metric, *(f"val/{stage.metric}" for stage in recipe.all_stages if stage.metric)}
+    if not all(names <= row.keys() for row in rows):
+        raise unusable(run.folder, f"has metrics without {shortened(sorted(names), 4)}")
+    begins = StagePlan(recipe, task).begins(epoch, rows)
+    order = run.stages[: len(begins)][-1].order
+    steps = order.steps_of(epoch) if epoch < run.epochs else 0
+    if recipe.schedule.steps is not None:
+        steps = min(steps, run.updates - order.updates_before(epoch))
+    if step > steps:
+        raise unusable(run.folder, f"is after step {step} of epoch {epoch + 1}, which has {steps}")
+    every = recipe.train.eval_every
+    due = step == steps or (every is not None and (order.updates_before(epoch) + step) % every == 0)
+    due = due and bool(counters.sums)  # which an evaluation resets
+    kept = {"val": [row[metric] for row in rows]}
+    if run.state.ema is not None:
+        kept["ema"] = [row.get(f"ema/{task.primary}", math.nan) for row in rows]
+    required = set(kept) if rows else set()
+    for number, (begin, end) in enumerate(itertools.pairwise([*begins, math.inf]), 1):
+        kept[f"stage{number}"] = [row[metric] for row in rows if begin < row["epoch"] <= end]
+    choose = max if task.higher_is_better else min
+    for key in counters.best.keys() | required:  # runs of earlier versions have no best metrics per stage
+        values, value = kept.get(key, []), counters.best.get(key)
+        best = choose(values) if values else None
+        stopped = due and key in kept and value is not None  # perhaps by a signal, between evaluation and row
+        is_better = stopped and (best is None or choose(best, value) == value)
+        if str(value) != str(best) and not is_better:  # as texts, because NaN is not equal to NaN
+            raise unusable(run.folder, f"has another best {key} than its metrics")
+
+
 class Trainer:
     """Updates, epochs and evaluations of one run."""
 
@@ -213,6 +252,7 @@ class Trainer:
         rows = self._counters.rows
         before = self.done - self._counters.step
         self._evaluated = int(rows[-1].get("step", before)) if rows else 0  # number of updates at the last evaluation
+        self._summed = set(self._counters.sums)  # names of the losses in a checkpoint
 
     def _open_loader(self, order: TrainOrder) -> None:
         run = self._run
@@ -333,6 +373,9 @@ class Trainer:
                     losses = self._update_weights()
             except StoppedWaiting:  # nothing has changed since the previous step
                 self._save_and_stop()
+            if self._summed - losses.keys():
+                raise unusable(run.folder, f"has sums of other losses ({shortened(sorted(self._summed), 4)})")
+            self._summed = set()
             for name, value in losses.items():
                 counters.sums[name] = counters.sums.get(name, 0.0) + value
             counters.step += 1

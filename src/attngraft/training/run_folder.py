@@ -104,6 +104,11 @@ class RunFolder:
         return self.checkpoints / f"best{kind and '-' + kind}.safetensors"
 
     @property
+    def newest(self) -> tuple[Path, ...]:
+        """Return the paths of the last checkpoint and, unless the run is finished, of the one before."""
+        return (self.last,) if self.finished.exists() else (self.last, self.previous)
+
+    @property
     def study(self) -> Path | None:
         """Return the folder of the study that contains the run; None if there is none."""
         study = folder_of_study(self.path)
@@ -211,14 +216,21 @@ class RunFolder:
         return facts, replace(found, entries=entries)  # earlier versions listed decoded images, which are deleted
 
     def check(self, path: Path, checksums: Checksums) -> None:
-        """Check a file of a finished run against its checksum.
+        """Check a file of a finished run against its checksum, if the run has checksums.
 
         Raises:
-            TrainingError: the file is damaged; the message contains the remedy.
+            TrainingError: the file is damaged or unlisted; the message contains the remedy.
         """
-        if damage := checksums.damage(path):
+        if damage := self._damage(path, checksums):
             remedy = self._remedy(made_again=path.name in _MADE_AGAIN)
             raise TrainingError(f"{path}: damaged since the run finished ({damage}); {remedy}")
+
+    def _damage(self, path: Path, checksums: Checksums) -> str:
+        """Return what is wrong with a file of a finished run; empty for intact and for missing, unlisted files."""
+        listed = not checksums.entries or path.relative_to(self.path).as_posix() in checksums.entries
+        if not listed and path.exists():
+            return f"it is not listed in {self.finished.name}"
+        return checksums.damage(path)
 
     def _remedy(self, *, made_again: bool) -> str:
         if made_again:
@@ -241,8 +253,9 @@ class RunFolder:
         except TrainingError:
             checksums, damaged = Checksums(folder=self.path), [self.finished]
         else:
-            light = [name for name in checksums.entries if not name.startswith("checkpoints/")]
-            damaged = [path for path in map(self.path.joinpath, light) if checksums.damage(path)]
+            light = {*checksums.entries, *_MADE_AGAIN}
+            paths = [self.path / name for name in sorted(light) if not name.startswith("checkpoints/")]
+            damaged = [path for path in paths if self._damage(path, checksums)]
         if not damaged:
             return
         for path in damaged:
@@ -375,29 +388,46 @@ def read_run(folder: Path | str) -> RunRecord:
     refuse_special_files(run.path)
     facts, checksums = run.read_finished()
     finished = run.finished.exists()
-    fitted = [path for path in sorted(run.fitted.rglob("*")) if path.is_file()]  # tasks name those that are missing
+    # tasks name those that are missing, and file managers add hidden files
+    fitted = [path for path in sorted(run.fitted.rglob("*")) if path.is_file() and not path.name.startswith(".")]
     for path in (run.recipe, run.environment, run.data, run.start, run.teacher, run.metrics, run.split, *fitted):
         run.check(path, checksums)
     data, recipe = _sections(run), run.read_recipe()
     _check_data(run, data, recipe)
+    start = _read_facts(run.start, "from", **_WEIGHTS)
+    teacher = _read_facts(run.teacher, "name", "from", "sha256", **_WEIGHTS)
+    starts = recipe.host.pretrained or recipe.host.weights is not None
+    for path, found, used in ((run.start, start, starts), (run.teacher, teacher, recipe.distill is not None)):
+        if found and not used and finished:
+            raise TrainingError(
+                f"{path}: is not of a run with this recipe.yaml; restore good copies of both files, or repeat the run"
+            )
+        if not used:
+            found.clear()  # of an attempt with another recipe that saved nothing
     judged = facts.get("judged")
     try:
         evaluation = None if judged is None else _judged(judged)
     except ConfigError as error:
         raise TrainingError(f"{run.finished}: {error}; restore a good copy, or repeat the run") from None
+    judged_split = data.get("judged_split", "val")
+    if evaluation is not None and evaluation.split != judged_split:
+        raise TrainingError(
+            f"{run.finished}: judged.split is {evaluation.split}, but judged_split in {run.data.name} {judged_split}; "
+            "restore good copies of both files, or repeat the run"
+        )
     return RunRecord(
         folder=run.path,
         recipe=with_reachable_paths(recipe, data.get("paths", {})),
         environment=_read_facts(run.environment, **_ENVIRONMENT),
         model_args=data["model_args"],
         facts=data["facts"],
-        start=_read_facts(run.start, "from", **_WEIGHTS),
-        teacher=_read_facts(run.teacher, "name", "from", "sha256", **_WEIGHTS),
+        start=start,
+        teacher=teacher,
         epochs=_read_rows(run.metrics, recipe.schedule, finished=finished) if run.metrics.is_file() else [],
         finished=finished,
         predictions=run.predictions if run.predictions.is_file() else None,
         judged=evaluation,
-        judged_split=data.get("judged_split", "val") if evaluation is None else evaluation.split,
+        judged_split=judged_split,
         paths=data.get("paths", {}),
         cut=data.get("cut", {}),
         checksums=checksums,
@@ -483,6 +513,7 @@ def _check_data(run: RunFolder, data: Mapping[str, Any], recipe: Recipe) -> None
         if data["facts"]:
             facts = read(load_task(recipe.task["name"]).facts_class, data["facts"], where="facts")
             facts.check_model_args(data["model_args"])
+            facts.check_section(recipe.task)
     except (ConfigError, FieldError) as error:
         raise FolderError(
             f"{run.data}: {str(error).removeprefix('data.')}; restore a good copy, or delete {run.path} to train the run "

@@ -94,7 +94,13 @@ def test_the_scale_is_saved_and_not_fitted_anew(tmp_path: Path) -> None:
     task = make(data={"source": str(write_table(tmp_path, images=40, shift=100))})
     task.load_files(tmp_path / "fitted")
     assert task.load(model_data_config=host_config(16)).facts["scale"] == scale
-    for text in ("{", "[]", "{}", '{"mean": [1], "deviation": [NaN]}', '{"mean": "1", "deviation": [1]}'):
+    of_data = make(data={"source": str(tmp_path / "table.csv")})
+    other = {**scale, "mean": [3.0]}
+    of_data.use_fitted_transform({"targets": ["length"], "scale": other})
+    with pytest.raises(DataError, match=r"scale\.json: is not the scale in data\.json; restore good copies of both"):
+        of_data.load_files(tmp_path / "fitted")
+    wrong = ("{", "[]", "{}", '{"mean": [1], "deviation": [NaN]}', '{"mean": "1", "deviation": [1]}')
+    for text in (*wrong, '{"mean": [1], "deviation": [0]}'):
         (tmp_path / "fitted" / "scale.json").write_text(text)
         with pytest.raises(DataError, match=r"scale\.json: cannot be read"):
             task.load_files(tmp_path / "fitted")

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,7 +19,7 @@ from attngraft.results.measured import Measured
 from attngraft.results.records import RecordTable
 from attngraft.results.sections import Metric, Section
 from attngraft.results.study import Chance
-from attngraft.strict import FieldError, OpenSection, convert
+from attngraft.strict import FieldError, OpenSection, read, require
 from attngraft.tasks.facts import Facts, ImageInputFacts
 from attngraft.tasks.heads import mean_logits
 from attngraft.tasks.images.task import ImageTask
@@ -36,6 +36,9 @@ class ScaleFacts(OpenSection):
 
     mean: list[float]
     deviation: list[float]
+
+    def __post_init__(self) -> None:
+        require(self, "deviation", all(each > 0 for each in self.deviation), "must be positive")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,10 +100,15 @@ class Regression(ImageTask):
         path = folder / FILE
         if path.exists():
             try:
-                scale = read_mapping(path)
-                self._scale = {name: convert(scale.get(name), list[float], name) for name in ("mean", "deviation")}
+                scale = asdict(read(ScaleFacts, read_mapping(path), where="scale"))
             except (OSError, ValueError) as error:
                 raise DataError(f"{path}: cannot be read ({error}); restore the file") from None
+            self._refuse_other_scale(scale)
+            self._scale = scale
+
+    def _refuse_other_scale(self, scale: Mapping[str, Sequence[float]]) -> None:
+        if self._scale is not None and {name: self._scale[name] for name in scale} != scale:
+            raise DataError(f"{FILE}: is not the scale in data.json; restore good copies of both files")
 
     def save_files(self, folder: Path) -> None:
         if self._scale is not None:
@@ -154,6 +162,7 @@ class Regression(ImageTask):
     def serving(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> Serving:
         described = super().serving({**facts, "classes": facts["targets"]}, model_data_config=model_data_config)
         scale = facts["scale"]
+        self._refuse_other_scale(scale)
         return replace(described, scale=tuple(scale["deviation"]), offset=tuple(scale["mean"]))
 
     @classmethod
