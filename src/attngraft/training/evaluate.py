@@ -488,8 +488,8 @@ def _fill(model: nn.Module, record: RunRecord, weights: Weights) -> Metrics:
             load_detached(model, read_checkpoint(run) or {})
         if type(saved.get("epoch")) is not int:
             return {}
-        at, metric = {name: saved[name] for name in ("epoch", "step") if name in saved}, str(saved.get("metric"))
-        expected = at if "value" not in saved else {**at, metric: saved["value"]}
+        at: dict[str, Any] = {name: saved[name] for name in ("epoch", "step") if name in saved}
+        expected = at if "value" not in saved else {**at, str(saved.get("metric")): saved["value"]}
         return next((row for row in record.epochs if expected.items() <= row.items()), at)
     state = read_checkpoint(run)
     if state is None:

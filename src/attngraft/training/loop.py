@@ -228,9 +228,9 @@ def _check_progress(run: RunContext) -> None:
     for key in counters.best.keys() | required:  # runs of earlier versions have no best metrics per stage
         values, value = kept.get(key, []), counters.best.get(key)
         best = choose(values) if values else None
-        stopped = due and key in kept and value is not None  # perhaps by a signal, between evaluation and row
-        is_better = stopped and (best is None or choose(best, value) == value)
-        if str(value) != str(best) and not is_better:  # as texts, because NaN is not equal to NaN
+        is_better = value is not None and (best is None or choose(best, value) == value)
+        stopped = due and key in kept and is_better  # perhaps by a signal, between evaluation and row
+        if str(value) != str(best) and not stopped:  # as texts, because NaN is not equal to NaN
             raise unusable(run.folder, f"has another best {key} than its metrics")
 
 
