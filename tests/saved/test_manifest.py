@@ -55,6 +55,11 @@ def out(exported: Path, tmp_path: Path) -> Path:
             lambda m: m["serving"].update(kind="text", input={"tokenizer": "x.json", "vocab_size": 2**40}),
             r"serving\.input\.vocab_size: must be a number of tokens",
         ),
+        (
+            lambda m: m["serving"].update(activation="none", scale=[-1.0] * 2, offset=[0.0] * 2, classes=["a", "b"]),
+            r"serving\.scale: must be positive",
+        ),
+        (lambda m: m["serving"].update(threshold=-1.0), r"serving\.threshold: must lie between 0 and 1"),
         (lambda m: m["serving"].update(classes=["a"] * 2), r"serving\.classes: must be different names"),
         (lambda m: m["serving"].update(classes=["a", "\ud800"]), "surrogates not allowed"),
         (lambda m: m.update(grafted=False), rf"{GRAFTS}: exists, but the manifest says that there are no grafts"),

@@ -135,7 +135,7 @@ def _image_predictor(forward: Forward, manifest: Manifest) -> Predictor:
 def _text_predictor(model: nn.Module, serving: Serving, *, folder: Path, device: str | torch.device) -> Predictor:
     file = folder / serving.input["tokenizer"]
     check_file(file, folder)
-    tokenizer = read_tokenizer(file, vocab_size=serving.input["vocab_size"])
+    tokenizer = read_tokenizer(file, of_model=serving.input)
 
     def predict(texts: list[str]) -> np.ndarray:
         inputs = tokenizer.batch(tokenizer.encode(texts)[0])

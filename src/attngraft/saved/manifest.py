@@ -107,6 +107,10 @@ class Manifest:
             raise FieldError("serving.classes", "must be different names, at least one")
         if serving.numeric and (len(serving.scale), len(serving.offset)) != (classes, classes):
             raise FieldError("serving.scale", "must have, like serving.offset, a number for each of serving.classes")
+        if any(each <= 0 for each in serving.scale):
+            raise FieldError("serving.scale", "must be positive")
+        if serving.threshold is not None and not 0 < serving.threshold < 1:
+            raise FieldError("serving.threshold", "must lie between 0 and 1")
         if serving.kind == "images":
             size = given.get("size")
             if not isinstance(size, list | tuple) or len(size) != 3 or not all(map(_is_size, size)):

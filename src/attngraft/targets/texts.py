@@ -62,7 +62,7 @@ def open_text_handle(
     if isinstance(codec, Serving) and codec.kind == "text":
         file = Path(where) / codec.input["tokenizer"]
         check_file(file, Path(where))
-        encode = _encoder(read_tokenizer(file, vocab_size=codec.input["vocab_size"]), where)
+        encode = _encoder(read_tokenizer(file, of_model=codec.input), where)
     elif type(codec).text_input is not Codec.text_input and (codec.takes == "images") == captions:
         encode = partial(codec.text_input, opened.model)
     else:

@@ -119,11 +119,13 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 
 def test_more_tokens_than_the_model_has_are_refused(tmp_path: Path) -> None:
     train_tokenizer(TEXTS, vocab_size=40, pad=0, max_length=9).save(tmp_path / FILE)
-    assert read_tokenizer(tmp_path / FILE, vocab_size=40).vocab_size == 40
+    assert read_tokenizer(tmp_path / FILE, of_model={"vocab_size": 40, "max_length": 9}).vocab_size == 40
     with pytest.raises(
         DataError, match=r"tokenizer\.json: .*\(it has 40 tokens, but the model has 39\); restore the file"
     ):
-        read_tokenizer(tmp_path / FILE, vocab_size=39)
+        read_tokenizer(tmp_path / FILE, of_model={"vocab_size": 39})
+    with pytest.raises(DataError, match="it cuts texts at 9 tokens, but the model at 24"):
+        read_tokenizer(tmp_path / FILE, of_model={"max_length": 24})
 
 
 def test_a_panic_of_the_package_is_an_error_of_the_tokenizer(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -47,8 +47,8 @@ class DetectionFacts(Facts):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not len(self.classes) == len(self.category_ids) > 0:
-            raise FieldError("category_ids", "must have an id for each of the classes")
+        if not len(self.classes) == len({*self.category_ids}) == len(self.category_ids) > 0:
+            raise FieldError("category_ids", "must have a different id for each of the classes")
         if len(self.objects.get("train", ())) != len(self.classes):
             raise FieldError("objects.train", "must have a number of objects for each of the classes")
         if any(not 0 <= number <= LARGEST for numbers in self.objects.values() for number in numbers):

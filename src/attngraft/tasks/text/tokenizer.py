@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -133,20 +133,23 @@ def pad(ids: Sequence[np.ndarray], *, value: int) -> dict[str, Tensor]:
     return {"input_ids": tokens, "attention_mask": mask}
 
 
-def read_tokenizer(path: Path, *, vocab_size: int | None = None) -> Tokenizer:
+def read_tokenizer(path: Path, *, of_model: Mapping[str, Any] | None = None) -> Tokenizer:
     """Read a tokenizer.json that `Tokenizer.save` wrote.
 
     Args:
         path: the file.
-        vocab_size: largest id + 1 of the model's tokens; None: unknown.
+        of_model: `vocab_size` and `max_length` that an exported model states; None: unknown.
 
     Raises:
-        DataError: the file is missing or damaged, or has more tokens.
+        DataError: the file is missing or damaged, has more tokens, or cuts texts at another length.
     """
     try:
         found = Tokenizer(read_text(path))
-        if vocab_size is not None and found.vocab_size > vocab_size:
-            raise ValueError(f"it has {found.vocab_size:,} tokens, but the model has {vocab_size:,}")
+        given = of_model or {}
+        if found.vocab_size > given.get("vocab_size", found.vocab_size):
+            raise ValueError(f"it has {found.vocab_size:,} tokens, but the model has {given['vocab_size']:,}")
+        if found.max_length != given.get("max_length", found.max_length):
+            raise ValueError(f"it cuts texts at {found.max_length} tokens, but the model at {given['max_length']}")
         return found
     except ConfigError:
         raise
