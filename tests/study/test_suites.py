@@ -324,6 +324,16 @@ def test_results_on_other_examples_are_left_out(copied: Path) -> None:
     )
 
 
+def test_results_that_are_not_those_of_their_predictions_are_left_out(copied: Path) -> None:
+    path = copied / "study/runs/baseline/seed0/evaluation/last/fgsm/results.json"
+    found = json.loads(path.read_text())
+    next(group for group in found["groups"] if group["files"])["metrics"]["top1"]["mean"] = 0.987
+    path.write_text(json.dumps(found))
+    write_suite_checksums(path.parent, path.name)
+    notes = " ".join(of_copy(copied, "fgsm").notes)
+    assert "baseline seed 0 is left out: its top1 is not that of its predictions" in notes
+
+
 def test_results_whose_predictions_are_gone_or_of_something_else_are_left_out(copied: Path) -> None:
     """As where an evaluation stopped between writing predictions and results."""
     folder = copied / "study/runs"

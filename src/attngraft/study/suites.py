@@ -5,6 +5,7 @@ condition has several noise seeds, each example's score is first averaged over t
 examples. Severities are averaged in the same way.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -143,6 +144,12 @@ class _EvaluatedRun:
             expected = (result.checkpoint, result.digest)
             if any(each is None or (each["checkpoint"], each["data"]) != expected for each in made):
                 return "its prediction files do not belong to its results"
+        for group in result.groups:
+            kept = [read_cached(folder / EVALUATIONS / file) for file in group.files]
+            for metric, each in group.metrics.items():
+                values = [one.metrics[metric] for one in kept if one is not None and metric in one.metrics]
+                if values and not math.isclose(np.mean(values), each.mean, rel_tol=1e-6, abs_tol=1e-9):
+                    return f"its {metric} is not that of its predictions"
         return ""
 
     def primary(self, name: str, task: Task) -> RunStatistics:
