@@ -108,6 +108,14 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
         read_tokenizer(tmp_path)
 
 
+def test_special_ids_are_those_of_the_special_tokens(tmp_path: Path) -> None:
+    TRAINED.save(tmp_path)
+    file = tmp_path / "translation.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"end": TRAINED.pad}))
+    with pytest.raises(DataError, match="the ids of padding and end are not those of <pad> and </s>"):
+        read_tokenizer(tmp_path)
+
+
 def _unigram() -> list[tuple[str, float]]:
     chars = sorted({char for text in TEXTS for char in text if char != " "})
     return [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0), *((char, -3.0) for char in chars)]

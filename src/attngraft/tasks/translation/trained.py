@@ -125,6 +125,8 @@ class TrainedTokenizer(PairTokenizer):
         for each in (ids.pad, ids.start, ids.end, ids.forced or 0):
             if not 0 <= each < self.vocab_size:
                 raise ValueError(f"{each} is not the id of a token")
+        if (ids.pad, ids.end) != (vocabulary["<pad>"], vocabulary["</s>"]):
+            raise ValueError("the ids of padding and end are not those of <pad> and </s>")
 
     def encode_source(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [np.array([self._begin, *ids, self.end], dtype=np.int32) for ids in self._encode(texts)]
