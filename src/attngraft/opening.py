@@ -339,10 +339,10 @@ def read_text(path: Path | str, *, limit: int = TEXT_LIMIT) -> str:
 
 
 def parse_numbers(texts: Sequence[str]) -> list[float]:
-    """Return the numbers in texts; `1_0` is none, which `float` takes for 10.
+    """Convert texts to numbers, without the underscores that `float` accepts (`1_0`).
 
     Raises:
-        ValueError: a text is no number.
+        ValueError: a text is not a number.
     """
     if "_" in "".join(texts):
         raise ValueError("a number with an underscore")

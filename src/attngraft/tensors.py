@@ -43,9 +43,9 @@ def kind_of(tensor: Tensor) -> str:
 
 
 def other_kinds(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> list[str]:
-    """Describe the tensors whose numbers are of another kind than those of the same name in `expected`.
+    """Describe the tensors that differ in kind from those of the same name in `expected`.
 
-    So are tables of indices, which a model computes from its arguments, with other values.
+    Also described are tables of indices with other values, because a model computes these from its arguments.
     """
     pairs = {name: (tensor, expected[name]) for name, tensor in tensors.items() if name in expected}
     kinds = {name: (kind_of(tensor), kind_of(other)) for name, (tensor, other) in pairs.items()}

@@ -53,11 +53,12 @@ def _measure(model: nn.Module, placements: list[Placement]) -> Change:
             ) from error
         install(find_host(plain), placements)
         after = _tensors(plain.eval()(*inputs))
-    for outputs, which in ((before, "without any graft"), (after, "with the grafts")):
+    for outputs, which, remedy in (
+        (before, "without any graft", "the model's arguments or weights"),
+        (after, "with the grafts", "the options of the grafts"),
+    ):
         if not all(each.isfinite().all() for each in outputs):
-            raise HostError(
-                f"the model's outputs {which} are not finite; correct its arguments, weights or the grafts' options"
-            )
+            raise HostError(f"the model's outputs {which} are not finite; correct {remedy}")
     difference = torch.cat([(b - a).flatten().double() for a, b in zip(before, after, strict=True)])
     norm = torch.cat([a.flatten().double() for a in before]).norm()
     return Change(

@@ -11,7 +11,7 @@ import pytest
 from attngraft.errors import DataError
 from attngraft.tasks.points import packed
 from attngraft.tasks.points.packed import pack
-from attngraft.tasks.points.source import CloudSource, load_clouds
+from attngraft.tasks.points.source import Clouds, CloudSource, load_clouds
 
 
 @pytest.fixture
@@ -44,9 +44,17 @@ def test_clouds_are_those_of_the_files(folder: Path) -> None:
 
 
 def test_files_are_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads, read = list[int](), packed._read
+
+    def counted(splits: list[Clouds]) -> tuple[np.ndarray, np.ndarray]:
+        reads.append(len(splits))
+        return read(splits)
+
+    monkeypatch.setattr(packed, "_read", counted)
     pack(load_clouds(folder))
-    monkeypatch.setattr(packed, "_read", lambda splits: pytest.fail("read again"))
+    assert len(reads) == 1
     pack(load_clouds(folder))
+    assert len(reads) == 1
 
 
 @pytest.mark.parametrize("damage", ["changed", "cut", "removed", "nan", "columns", "text", "ranges"])

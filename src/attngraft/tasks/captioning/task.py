@@ -468,7 +468,7 @@ def _captioner(host: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _images_of(host: Mapping[str, Any]) -> HostInput | None:
-    """Return the images that a host takes; None: it takes features."""
+    """Return the input of a host that takes images; None if it takes features."""
     return image_input(host) if host.get("kind") == KIND else None
 
 

@@ -109,6 +109,7 @@ def file_stamp(path: str | Path) -> Stamp | None:
 
 
 def stamp_of(stat: os.stat_result) -> Stamp:
+    """Return the stamp of a file whose status is known."""
     return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
@@ -212,10 +213,10 @@ def alike_classes(classes: Sequence[str]) -> list[str]:
 
 
 def no_labels(rows: int, classes: int, *, where: str, given: int | None = None) -> np.ndarray:
-    """Return the labels (N, K) uint8 of images without any, to be filled with `given` labels.
+    """Return zeros (N, K), uint8, in which the caller sets the labels of N images, `given` labels in total.
 
     Raises:
-        DataError: they would not fit into memory, or nearly every label is a class of its own.
+        DataError: the labels would not fit into memory, or nearly every label is a class of its own.
     """
     most = _MAX_CELLS if given is None else min(_MAX_CELLS, max(_FREE_CELLS, _CELLS_PER_LABEL * given))
     if rows * classes > most:

@@ -223,7 +223,7 @@ def _mapped(path: Path, pa: Any) -> pyarrow.Table:
         size += _unpacked_size(message)
         check_unpacked(path, size, path.stat().st_size)
     stream.seek(stream.tell() - len(_END))
-    if stream.read()[: len(_END)] != _END:
+    if stream.read(len(_END)) != _END:
         raise ValueError("it ends between two batches of rows")
     return pa.ipc.open_stream(_stream(path, pa)).read_all()
 
@@ -414,7 +414,7 @@ def _labels(files: Sequence[Path], tables: Sequence[Any], image: str, config: Da
     wanted = [name for name in schema.names if name != image and _is_plain(schema.field(name).type)]
     if config.label_column in wanted:
         wanted = [config.label_column]
-    check_columns(files, tables, [image], wanted)
+    check_columns(files, tables, [], wanted)
     columns: dict[str, list[Any]] = {}
     for name in wanted:
         named = [_class_names(features(table.schema).get(name)) for table in tables]  # each split has its own
@@ -501,7 +501,7 @@ def _saved_splits(file: Path) -> list[str]:
     try:
         names = read_mapping(file)["splits"]
         if not isinstance(names, list) or not all(isinstance(name, str) and Path(name).name == name for name in names):
-            raise ValueError("its splits are not names of folders")
+            raise ValueError("splits is not a list of folder names")
         return sorted(names)
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"{file}: cannot be read ({error}); save the data set again") from None

@@ -251,7 +251,7 @@ class _Labels:
 
 
 def _is_binary(values: np.ndarray) -> bool:
-    """Return whether all values are 0 or 1; comparisons of wide labels would take as much memory as they do."""
+    """Return whether all values are 0 or 1, for integers without a temporary array of their size."""
     if values.dtype.kind in "biu":
         return not values.size or bool(values.min() >= 0 and values.max() <= 1)
     return bool(((values == 0) | (values == 1)).all())
